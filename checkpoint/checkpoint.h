@@ -1,0 +1,76 @@
+// Saving, finding, verifying and loading checkpoints. docs/checkpoint-format.md has the bytes.
+//
+// A save writes into DIR/step-N.partial-<id>/, fsyncs, writes manifest.json (sizes, XXH3 of every
+// chunk, layout, save id), renames to DIR/step-N/, fsyncs DIR, then updates DIR/latest and applies
+// retention. Readers take committed steps only.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/state.h"
+#include "sharding/comm/communicator.h"
+
+namespace tessera::checkpoint {
+
+enum class StateDictType : std::uint8_t {
+  full,     // model.safetensors + optimizer.safetensors, every rank writes its ranges in place
+  sharded,  // model-rank-RRRRR-of-WWWWW.safetensors per rank, and likewise optimizer
+};
+
+struct SaveOptions {
+  StateDictType type = StateDictType::full;
+  DType model_dtype = DType::float32;  // of the model's floating tensors in the file
+  int keep = 0;                        // committed steps to keep; 0: all
+  std::map<std::string, std::string>
+      files;  // extra small files by name (config.json ...), from rank 0
+};
+
+// Collective. All ranks return, or all throw the same Error(checkpoint) that names the rank, file
+// and cause; the previous checkpoint is intact in that case and the partial folder is removed where
+// possible. Returns DIR/step-N.
+std::filesystem::path save(comm::Communicator& communicator, const std::filesystem::path& dir,
+                           std::int64_t step, const State& state, const SaveOptions& options);
+
+struct Found {
+  std::filesystem::path path;  // a committed step folder
+  std::int64_t step = 0;
+  std::vector<std::string>
+      skipped;  // a line for each newer one that was passed over, with the reason
+};
+
+// The newest committed step of DIR that verifies (ordered by step number, never by time), or none
+// when DIR has no step at all. Steps that are all damaged are an Error(checkpoint) with the
+// reasons. Collective: rank 0 looks, the ranks share the verification, all agree.
+std::optional<Found> find_latest(comm::Communicator& communicator,
+                                 const std::filesystem::path& dir);
+
+// Every file present, of its size, every chunk's checksum right. Throws Error(checkpoint) naming
+// file, offset and tensor.
+void verify(const std::filesystem::path& step_folder);
+
+// The scalars of a committed step folder.
+nlohmann::json read_scalars(const std::filesystem::path& step_folder);
+
+// Collective. Fills the pieces of `state` (names, shapes and pieces given; scalars are filled) from
+// a step folder of any world size and either type. Missing, unexpected and mis-shaped tensors are
+// one Error(checkpoint) that lists them all. Bytes that are read are verified.
+enum class LoadParts : std::uint8_t {
+  everything,
+  model_only
+};  // model_only ignores the optimizer's tensors
+void load(comm::Communicator& communicator, const std::filesystem::path& step_folder, State& state,
+          LoadParts parts = LoadParts::everything);
+
+// Fills pieces from a plain Hugging Face folder (model.safetensors, or numbered files + index).
+// `rename` maps a logical name to the names it may have in the files, tried in order. Unexpected
+// names that match none of `ignored` (ECMAScript regexes) are errors.
+void load_hugging_face(const std::filesystem::path& folder, std::vector<LogicalTensor>& tensors,
+                       const std::vector<std::string>& ignored,
+                       std::vector<std::string> (*rename)(const std::string& name));
+
+}  // namespace tessera::checkpoint

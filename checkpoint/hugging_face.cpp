@@ -1,0 +1,186 @@
+// Weights from a plain Hugging Face folder: one model.safetensors, or numbered files with an index
+// that is believed only as far as the files bear it out.
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <regex>
+#include <set>
+#include <utility>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/json.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/safetensors.h"
+#include "checkpoint/transfer.h"
+#include "kernels/base/error.h"
+
+namespace tessera::checkpoint {
+
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr const char* single_name = "model.safetensors";
+constexpr const char* index_name = "model.safetensors.index.json";
+constexpr std::uint64_t index_limit = std::uint64_t{1} << 30;
+
+// Where each tensor of the folder is. Files stay open: there are tens of them at most.
+struct Folder {
+  std::vector<std::unique_ptr<SafetensorsFile>> files;
+  std::map<std::string, std::pair<const SafetensorsFile*, const TensorEntry*>> tensors;
+
+  const SafetensorsFile& add(const fs::path& path) {
+    files.push_back(std::make_unique<SafetensorsFile>(path));
+    for (const TensorEntry& entry : files.back()->header().tensors()) {
+      const auto [it, added] = tensors.emplace(entry.name, std::pair(files.back().get(), &entry));
+      TESSERA_CHECK(added, ErrorCode::checkpoint, "tensor '{}' is in '{}' and in '{}'", entry.name,
+                    it->second.first->path().string(), path.string());
+    }
+    return *files.back();
+  }
+};
+
+// The parts of an index that matter: name to file, and the promised bytes.
+struct Index {
+  std::map<std::string, std::string> file_of;
+  std::optional<std::uint64_t> total_bytes;
+};
+
+Index read_index(const fs::path& path) {
+  const json whole = parse_json(read_file(path, index_limit), path.string());
+  TESSERA_CHECK(whole.is_object() && whole.contains("weight_map") &&
+                    whole.at("weight_map").is_object() && !whole.at("weight_map").empty(),
+                ErrorCode::checkpoint, "'{}' has no weight_map, or an empty one", path.string());
+  Index index;
+  for (const auto& [name, file] : whole.at("weight_map").items()) {
+    TESSERA_CHECK(file.is_string() && is_plain_name(file.get<std::string>()), ErrorCode::checkpoint,
+                  "'{}': the file of tensor '{}' is {}, not a plain file name", path.string(), name,
+                  file.dump());
+    index.file_of[name] = file.get<std::string>();
+  }
+  if (!whole.contains("metadata")) return index;
+  const json& metadata = whole.at("metadata");
+  TESSERA_CHECK(metadata.is_object(), ErrorCode::checkpoint, "'{}': metadata is not an object",
+                path.string());
+  if (const auto it = metadata.find("total_size"); it != metadata.end()) {
+    // Some writers store it as a float.
+    const bool whole_number =
+        it->is_number() && it->get<double>() >= 0 && it->get<double>() < 0x1p63 &&
+        it->get<double>() == static_cast<double>(static_cast<std::uint64_t>(it->get<double>()));
+    TESSERA_CHECK(whole_number, ErrorCode::checkpoint,
+                  "'{}': total_size {} is not a number of bytes", path.string(), it->dump());
+    index.total_bytes = it->get<std::uint64_t>();
+  }
+  return index;
+}
+
+void open_indexed(const fs::path& folder, Folder& opened) {
+  const fs::path path = folder / index_name;
+  const Index index = read_index(path);
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : index.file_of) names.insert(file);
+  std::uint64_t total = 0;
+  for (const std::string& name : names) {
+    std::error_code error;
+    TESSERA_CHECK(fs::exists(folder / name, error), ErrorCode::checkpoint,
+                  "'{}' names '{}', which is not there; download it again", path.string(), name);
+    const SafetensorsFile& file = opened.add(folder / name);
+    for (const TensorEntry& entry : file.header().tensors()) {
+      total += entry.end - entry.begin;
+      const auto it = index.file_of.find(entry.name);
+      TESSERA_CHECK(it != index.file_of.end() && it->second == name, ErrorCode::checkpoint,
+                    "'{}' has tensor '{}', which '{}' does not list there", file.path().string(),
+                    entry.name, path.string());
+    }
+  }
+  for (const auto& [tensor, file] : index.file_of) {
+    TESSERA_CHECK(opened.tensors.contains(tensor), ErrorCode::checkpoint,
+                  "'{}' says that '{}' has tensor '{}', which it does not", path.string(), file,
+                  tensor);
+  }
+  TESSERA_CHECK(!index.total_bytes || *index.total_bytes == total, ErrorCode::checkpoint,
+                "'{}' promises {} bytes of tensors, the files have {}", path.string(),
+                *index.total_bytes, total);
+}
+
+Folder open_folder(const fs::path& folder) {
+  Folder opened;
+  std::error_code error;
+  if (fs::exists(folder / single_name, error)) {
+    opened.add(folder / single_name);
+  } else {
+    TESSERA_CHECK(fs::exists(folder / index_name, error), ErrorCode::checkpoint,
+                  "'{}' has neither {} nor {}; convert other weights to safetensors first",
+                  folder.string(), single_name, index_name);
+    open_indexed(folder, opened);
+  }
+  return opened;
+}
+
+std::string list_names(const std::vector<std::string>& names) {
+  return names.size() == 1 ? fmt::format("'{}'", names.front())
+                           : fmt::format("any of '{}'", fmt::join(names, "', '"));
+}
+
+void read_pieces(LogicalTensor& tensor, const SafetensorsFile& file, const TensorEntry& entry,
+                 Staging& staging) {
+  const DType stored = *entry.stored->dtype;
+  for (const Piece& piece : tensor.pieces) {
+    const std::uint64_t first = static_cast<std::uint64_t>(piece.first) * size_of(stored);
+    staging.load(piece.data, piece.count, stored, tensor.dtype,
+                 [&](std::uint64_t offset, void* data, std::size_t bytes) {
+                   file.read(entry, first + offset, data, bytes);
+                 });
+  }
+}
+
+}  // namespace
+
+void load_hugging_face(const fs::path& folder, std::vector<LogicalTensor>& tensors,
+                       const std::vector<std::string>& ignored,
+                       std::vector<std::string> (*rename)(const std::string& name)) {
+  const Folder opened = open_folder(folder);
+  std::vector<std::string> problems;
+  std::vector<std::pair<const SafetensorsFile*, const TensorEntry*>> sources;
+  std::set<std::string> used;
+  for (const LogicalTensor& tensor : tensors) {
+    const auto names = rename != nullptr ? rename(tensor.name) : std::vector{tensor.name};
+    auto it = opened.tensors.end();
+    for (const std::string& name : names) {
+      if ((it = opened.tensors.find(name)) != opened.tensors.end()) break;
+    }
+    if (it == opened.tensors.end()) {
+      problems.push_back(fmt::format("missing tensor {}", list_names(names)));
+      continue;
+    }
+    const TensorEntry& entry = *it->second.second;
+    used.insert(entry.name);
+    sources.push_back(it->second);
+    if (entry.shape != tensor.shape) {
+      problems.push_back(fmt::format("tensor '{}' has shape {}, wanted {}", entry.name,
+                                     describe_shape(entry.shape), describe_shape(tensor.shape)));
+    } else if (!entry.stored->dtype || !can_convert(*entry.stored->dtype, tensor.dtype)) {
+      problems.push_back(fmt::format("tensor '{}' is {}, wanted {}", entry.name, entry.stored->name,
+                                     name_of(tensor.dtype)));
+    }
+  }
+  std::vector<std::regex> patterns(ignored.begin(), ignored.end());
+  for (const auto& [name, source] : opened.tensors) {
+    const bool known = used.contains(name) ||
+                       std::any_of(patterns.begin(), patterns.end(),
+                                   [&](const auto& p) { return std::regex_match(name, p); });
+    if (!known) problems.push_back(fmt::format("unexpected tensor '{}'", name));
+  }
+  TESSERA_CHECK(problems.empty(), ErrorCode::checkpoint,
+                "the weights in '{}' do not fit the model: {}; check the folder's config.json",
+                folder.string(), fmt::join(problems, "; "));
+  Staging staging;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    read_pieces(tensors[i], *sources[i].first, *sources[i].second, staging);
+  }
+}
+
+}  // namespace tessera::checkpoint

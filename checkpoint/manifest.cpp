@@ -1,0 +1,219 @@
+// Writing manifests, and reading them with everything checked that the rest of the code relies on.
+#include "checkpoint/manifest.h"
+
+#include <algorithm>
+#include <charconv>
+#include <set>
+#include <utility>
+
+#include "checkpoint/json.h"
+#include "kernels/base/error.h"
+
+namespace tessera::checkpoint {
+
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* format_name = "tessera-checkpoint";
+constexpr int format_version = 1;
+constexpr std::uint64_t manifest_limit = std::uint64_t{1} << 30;
+
+json to_json(const Section& section, StateDictType type) {
+  json out{{"files", section.files}};
+  if (type == StateDictType::full) return out;
+  out["tensors"] = json::array();
+  for (const TensorSpec& tensor : section.tensors) {
+    out["tensors"].push_back({tensor.name, stored_dtype(tensor.dtype).name, tensor.shape});
+  }
+  out["pieces"] = json::array();
+  for (const auto& of_file : section.pieces) {
+    json list = json::array();
+    for (const PieceRecord& piece : of_file) {
+      list.push_back({piece.tensor, piece.first, piece.count});
+    }
+    out["pieces"].push_back(std::move(list));
+  }
+  return out;
+}
+
+std::uint64_t from_hex(std::string_view text) {
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
+  if (text.size() != 16 || error != std::errc{} || end != text.data() + text.size()) {
+    fail(ErrorCode::checkpoint, "'{}' is not a checksum of 16 hexadecimal digits", text);
+  }
+  return value;
+}
+
+FileRecord file_from_json(const std::string& name, const json& in) {
+  FileRecord file;
+  file.name = name;
+  TESSERA_CHECK(is_plain_name(name), ErrorCode::checkpoint, "'{}' is not a plain file name", name);
+  file.bytes = in.at("bytes").get<std::uint64_t>();
+  file.chunk_bytes = in.at("chunk_bytes").get<std::uint64_t>();
+  TESSERA_CHECK(file.chunk_bytes != 0, ErrorCode::checkpoint, "chunk_bytes of '{}' is 0", name);
+  const auto hex = in.at("xxh3").get<std::string>();
+  const std::uint64_t chunks = chunk_count(file.bytes, file.chunk_bytes);
+  TESSERA_CHECK(hex.size() == chunks * 16, ErrorCode::checkpoint,
+                "'{}' has {} hexadecimal digits of checksums for {} chunks", name, hex.size(),
+                chunks);
+  file.chunks.reserve(static_cast<std::size_t>(chunks));
+  for (std::size_t i = 0; i < hex.size(); i += 16) {
+    file.chunks.push_back(from_hex(std::string_view(hex).substr(i, 16)));
+  }
+  return file;
+}
+
+// The pieces of all files hold each element of each tensor exactly once.
+void check_pieces(const Section& section) {
+  std::vector<std::vector<std::pair<std::int64_t, std::int64_t>>> runs(section.tensors.size());
+  for (const auto& of_file : section.pieces) {
+    for (const PieceRecord& piece : of_file) {
+      TESSERA_CHECK(piece.tensor < runs.size() && piece.first >= 0 && piece.count >= 0,
+                    ErrorCode::checkpoint, "piece [{}, {}, {}] is of no tensor", piece.tensor,
+                    piece.first, piece.count);
+      runs[piece.tensor].emplace_back(piece.first, piece.count);
+    }
+  }
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    std::sort(runs[i].begin(), runs[i].end());
+    std::int64_t next = 0;
+    for (const auto& [first, count] : runs[i]) {
+      TESSERA_CHECK(first == next && !__builtin_add_overflow(next, count, &next),
+                    ErrorCode::checkpoint, "pieces of tensor '{}' have a hole or overlap at {}",
+                    section.tensors[i].name, next);
+    }
+    const std::int64_t elements = element_count(section.tensors[i].shape, section.tensors[i].name);
+    TESSERA_CHECK(next == elements, ErrorCode::checkpoint,
+                  "pieces of tensor '{}' hold {} of its {} elements", section.tensors[i].name, next,
+                  elements);
+  }
+}
+
+Section section_from_json(const json& in, const Manifest& manifest) {
+  Section section;
+  section.files = in.at("files").get<std::vector<std::string>>();
+  for (const std::string& name : section.files) static_cast<void>(manifest.file(name));
+  if (manifest.type == StateDictType::full) return section;
+  std::set<std::string> names;
+  for (const json& tensor : in.at("tensors")) {
+    TensorSpec spec;
+    spec.name = tensor.at(0).get<std::string>();
+    TESSERA_CHECK(names.insert(spec.name).second, ErrorCode::checkpoint, "tensor '{}' twice",
+                  spec.name);
+    const auto dtype = tensor.at(1).get<std::string>();
+    const StoredDType* stored = find_stored_dtype(dtype);
+    TESSERA_CHECK(stored != nullptr && stored->dtype.has_value(), ErrorCode::checkpoint,
+                  "tensor '{}' has unknown dtype '{}'", spec.name, dtype);
+    spec.dtype = *stored->dtype;
+    spec.shape = tensor.at(2).get<std::vector<std::int64_t>>();
+    section.tensors.push_back(std::move(spec));
+  }
+  for (const json& of_file : in.at("pieces")) {
+    auto& list = section.pieces.emplace_back();
+    for (const json& piece : of_file) {
+      list.push_back({piece.at(0).get<std::size_t>(), piece.at(1).get<std::int64_t>(),
+                      piece.at(2).get<std::int64_t>()});
+    }
+  }
+  TESSERA_CHECK(section.pieces.size() == section.files.size(), ErrorCode::checkpoint,
+                "{} lists of pieces for {} files", section.pieces.size(), section.files.size());
+  check_pieces(section);
+  return section;
+}
+
+Manifest from_json(const json& in) {
+  const auto format = in.at("format").get<std::string>();
+  TESSERA_CHECK(format == format_name, ErrorCode::checkpoint, "format is '{}', not '{}'", format,
+                format_name);
+  const int version = in.at("version").get<int>();
+  TESSERA_CHECK(version == format_version, ErrorCode::checkpoint,
+                "version {} is unknown, this program reads {}; use the program that wrote it",
+                version, format_version);
+  Manifest manifest;
+  manifest.save_id = in.at("save_id").get<std::string>();
+  manifest.step = in.at("step").get<std::int64_t>();
+  manifest.world_size = in.at("world_size").get<int>();
+  const auto type = in.at("type").get<std::string>();
+  TESSERA_CHECK(type == "full" || type == "sharded", ErrorCode::checkpoint,
+                "type '{}' is neither full nor sharded", type);
+  manifest.type = type == "full" ? StateDictType::full : StateDictType::sharded;
+  for (const auto& [name, file] : in.at("files").items()) {
+    manifest.files.push_back(file_from_json(name, file));
+  }
+  manifest.model = section_from_json(in.at("model"), manifest);
+  manifest.optimizer = section_from_json(in.at("optimizer"), manifest);
+  manifest.scalars = in.at("scalars");
+  return manifest;
+}
+
+}  // namespace
+
+const FileRecord& Manifest::file(const std::string& name) const {
+  const auto it = std::find_if(files.begin(), files.end(),
+                               [&](const FileRecord& record) { return record.name == name; });
+  TESSERA_CHECK(it != files.end(), ErrorCode::checkpoint, "no file '{}' is listed", name);
+  return *it;
+}
+
+std::string to_text(const Manifest& manifest) {
+  json files = json::object();
+  for (const FileRecord& file : manifest.files) {
+    std::string hex;
+    for (const std::uint64_t chunk : file.chunks) hex += to_hex(chunk);
+    files[file.name] = {{"bytes", file.bytes}, {"chunk_bytes", file.chunk_bytes}, {"xxh3", hex}};
+  }
+  json body{{"format", format_name},
+            {"version", format_version},
+            {"save_id", manifest.save_id},
+            {"step", manifest.step},
+            {"world_size", manifest.world_size},
+            {"type", manifest.type == StateDictType::full ? "full" : "sharded"},
+            {"files", std::move(files)},
+            {"model", to_json(manifest.model, manifest.type)},
+            {"optimizer", to_json(manifest.optimizer, manifest.type)},
+            {"scalars", manifest.scalars}};
+  const std::string sum = to_hex(checksum(body.dump()));
+  return json{{"manifest", std::move(body)}, {"xxh3", sum}}.dump(1) + '\n';
+}
+
+Manifest parse_manifest(std::string_view text, const std::string& source) {
+  const json whole = parse_json(text, source);
+  try {
+    const json& body = whole.at("manifest");
+    const auto promised = whole.at("xxh3").get<std::string>();
+    const std::string found = to_hex(checksum(body.dump()));
+    TESSERA_CHECK(promised == found && whole.size() == 2, ErrorCode::checkpoint,
+                  "the contents do not match their checksum; the file is damaged");
+    return from_json(body);
+  } catch (const json::exception& error) {
+    fail(ErrorCode::checkpoint, "'{}' is not a manifest: {}", source, error.what());
+  } catch (const Error& error) {
+    fail(ErrorCode::checkpoint, "'{}': {}", source, error.what());
+  }
+}
+
+Manifest read_manifest(const std::filesystem::path& step_folder) {
+  const std::filesystem::path path = step_folder / manifest_name;
+  std::error_code error;
+  TESSERA_CHECK(std::filesystem::exists(path, error), ErrorCode::checkpoint,
+                "'{}' has no {}: it is not a committed checkpoint", step_folder.string(),
+                manifest_name);
+  return parse_manifest(read_file(path, manifest_limit), path.string());
+}
+
+std::string piece_name(const std::string& tensor, std::int64_t first) {
+  return fmt::format("{}@{}", tensor, first);
+}
+
+std::string to_hex(std::uint64_t value) {
+  return fmt::format("{:016x}", value);
+}
+
+bool is_plain_name(const std::string& name) {
+  return !name.empty() && name != "." && name != ".." &&
+         name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
+}
+
+}  // namespace tessera::checkpoint

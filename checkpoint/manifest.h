@@ -1,0 +1,59 @@
+// manifest.json: what a committed step folder holds, with a checksum of itself.
+// docs/checkpoint-format.md.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/checksum.h"
+#include "checkpoint/safetensors.h"
+
+namespace tessera::checkpoint {
+
+inline constexpr const char* manifest_name = "manifest.json";
+
+// A run of a tensor's elements that one file of a sharded checkpoint holds.
+struct PieceRecord {
+  std::size_t tensor = 0;  // index into Section::tensors
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+};
+
+// The model's or the optimizer's part of a checkpoint.
+struct Section {
+  std::vector<std::string> files;
+  // Of sharded checkpoints only; a full one's files say it themselves.
+  std::vector<TensorSpec> tensors;
+  std::vector<std::vector<PieceRecord>> pieces;  // for each file
+};
+
+struct Manifest {
+  std::string save_id;
+  std::int64_t step = 0;
+  int world_size = 1;
+  StateDictType type = StateDictType::full;
+  std::vector<FileRecord> files;  // every file of the folder but the manifest
+  Section model, optimizer;
+  nlohmann::json scalars;
+
+  [[nodiscard]] const FileRecord& file(const std::string& name) const;
+};
+
+std::string to_text(const Manifest& manifest);
+// Throws Error(checkpoint) that begins with `source`.
+Manifest parse_manifest(std::string_view text, const std::string& source);
+Manifest read_manifest(const std::filesystem::path& step_folder);
+
+// The name of a piece in a sharded file.
+std::string piece_name(const std::string& tensor, std::int64_t first);
+std::string to_hex(std::uint64_t value);
+// A file's own name, without folders, not "." or "..".
+bool is_plain_name(const std::string& name);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,173 @@
+// Planning a save: the two layouts, full and sharded, and the proof that nothing is missing or
+// written twice.
+#include "checkpoint/plan.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "kernels/base/error.h"
+
+namespace tessera::checkpoint {
+
+namespace {
+
+RankPieces list_section(const std::vector<LogicalTensor>& tensors, std::string_view section) {
+  std::set<std::string> names;
+  RankPieces pieces;
+  for (const LogicalTensor& tensor : tensors) {
+    TESSERA_REQUIRE(names.insert(tensor.name).second, "two {} tensors are named '{}'", section,
+                    tensor.name);
+    const std::int64_t elements = element_count(tensor.shape, tensor.name);
+    auto& runs = pieces.emplace_back();
+    for (const Piece& piece : tensor.pieces) {
+      TESSERA_REQUIRE(piece.first >= 0 && piece.count >= 0 && piece.count <= elements &&
+                          piece.first <= elements - piece.count,
+                      "piece [{}, +{}) is outside tensor '{}' of {} elements", piece.first,
+                      piece.count, tensor.name, elements);
+      TESSERA_REQUIRE(piece.data != nullptr || piece.count == 0, "a piece of '{}' has no memory",
+                      tensor.name);
+      if (piece.count > 0) runs.push_back({piece.first, piece.count});
+    }
+  }
+  return pieces;
+}
+
+void check_section(const std::vector<LogicalTensor>& tensors,
+                   const std::vector<PieceLists>& of_ranks, RankPieces PieceLists::*section) {
+  struct Owned {
+    Run run;
+    std::size_t rank;
+  };
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    std::vector<Owned> all;
+    for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
+      for (const Run& run : (of_ranks[rank].*section).at(i)) all.push_back({run, rank});
+    }
+    std::sort(all.begin(), all.end(),
+              [](const Owned& a, const Owned& b) { return a.run.first < b.run.first; });
+    const std::int64_t elements = element_count(tensors[i].shape, tensors[i].name);
+    std::int64_t next = 0;
+    std::size_t previous_rank = 0;
+    for (const Owned& owned : all) {
+      TESSERA_CHECK(owned.run.first <= next, ErrorCode::checkpoint,
+                    "no rank has elements {} to {} of tensor '{}'", next, owned.run.first,
+                    tensors[i].name);
+      TESSERA_CHECK(owned.run.first == next, ErrorCode::checkpoint,
+                    "ranks {} and {} both have element {} of tensor '{}'", previous_rank,
+                    owned.rank, owned.run.first, tensors[i].name);
+      next += owned.run.count;
+      previous_rank = owned.rank;
+    }
+    TESSERA_CHECK(next == elements, ErrorCode::checkpoint,
+                  "no rank has elements {} to {} of tensor '{}'", next, elements, tensors[i].name);
+  }
+}
+
+// One section of a save: its tensors with the dtypes that they have in the file.
+struct SectionToSave {
+  std::string stem;
+  const std::vector<LogicalTensor>& tensors;
+  std::vector<TensorSpec> specs;
+  RankPieces PieceLists::*pieces;
+};
+
+std::vector<TensorSpec> specs_of(const std::vector<LogicalTensor>& tensors,
+                                 std::optional<DType> floating) {
+  std::vector<TensorSpec> specs;
+  for (const LogicalTensor& tensor : tensors) {
+    const DType dtype =
+        floating.has_value() && is_floating(tensor.dtype) ? *floating : tensor.dtype;
+    specs.push_back({tensor.name, dtype, tensor.shape});
+  }
+  return specs;
+}
+
+Section plan_full(const SectionToSave& section, SavePlan& plan) {
+  const ComposedHeader header = compose_safetensors_header(section.specs);
+  const std::string name = section.stem + ".safetensors";
+  for (std::size_t i = 0; i < section.tensors.size(); ++i) {
+    const LogicalTensor& tensor = section.tensors[i];
+    const DType dtype = section.specs[i].dtype;
+    for (const Piece& piece : tensor.pieces) {
+      if (piece.count == 0) continue;
+      const auto skipped = static_cast<std::uint64_t>(piece.first) * size_of(dtype);
+      plan.writes.push_back({plan.files.size(), header.offsets[i] + skipped, piece.data,
+                             piece.count, tensor.dtype, dtype});
+    }
+  }
+  plan.files.push_back({name, header.bytes, header.file_bytes, 0});
+  Section out;
+  out.files.push_back(name);
+  return out;
+}
+
+Section plan_sharded(const SectionToSave& section, const std::vector<PieceLists>& of_ranks,
+                     int rank, SavePlan& plan) {
+  Section out;
+  out.tensors = section.specs;
+  for (std::size_t r = 0; r < of_ranks.size(); ++r) {
+    std::vector<TensorSpec> specs;
+    auto& records = out.pieces.emplace_back();
+    const RankPieces& pieces = of_ranks[r].*section.pieces;
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+      for (const Run& run : pieces[i]) {
+        specs.push_back(
+            {piece_name(section.specs[i].name, run.first), section.specs[i].dtype, {run.count}});
+        records.push_back({i, run.first, run.count});
+      }
+    }
+    const ComposedHeader header = compose_safetensors_header(specs);
+    if (static_cast<int>(r) == rank) {
+      std::size_t next = 0;
+      for (const LogicalTensor& tensor : section.tensors) {
+        for (const Piece& piece : tensor.pieces) {
+          if (piece.count == 0) continue;
+          plan.writes.push_back({plan.files.size(), header.offsets[next], piece.data, piece.count,
+                                 tensor.dtype, specs[next].dtype});
+          ++next;
+        }
+      }
+    }
+    out.files.push_back(
+        fmt::format("{}-rank-{:05}-of-{:05}.safetensors", section.stem, r, of_ranks.size()));
+    plan.files.push_back({out.files.back(), header.bytes, header.file_bytes, static_cast<int>(r)});
+  }
+  return out;
+}
+
+}  // namespace
+
+std::uint64_t SavePlan::total_bytes() const {
+  std::uint64_t total = 0;
+  for (const PlannedFile& file : files) total += file.bytes;
+  return total;
+}
+
+PieceLists list_pieces(const State& state) {
+  return {list_section(state.model, "model"), list_section(state.optimizer, "optimizer")};
+}
+
+void check_coverage(const State& state, const std::vector<PieceLists>& of_ranks) {
+  check_section(state.model, of_ranks, &PieceLists::model);
+  check_section(state.optimizer, of_ranks, &PieceLists::optimizer);
+}
+
+SavePlan plan_save(const State& state, const SaveOptions& options,
+                   const std::vector<PieceLists>& of_ranks, int rank) {
+  SavePlan plan;
+  const SectionToSave model{"model", state.model, specs_of(state.model, options.model_dtype),
+                            &PieceLists::model};
+  const SectionToSave optimizer{"optimizer", state.optimizer,
+                                specs_of(state.optimizer, std::nullopt), &PieceLists::optimizer};
+  if (options.type == StateDictType::full) {
+    plan.model = plan_full(model, plan);
+    plan.optimizer = plan_full(optimizer, plan);
+  } else {
+    plan.model = plan_sharded(model, of_ranks, rank, plan);
+    plan.optimizer = plan_sharded(optimizer, of_ranks, rank, plan);
+  }
+  return plan;
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,207 @@
+// load(), and everything that only looks: read_scalars, verify, find_latest.
+#include <algorithm>
+#include <exception>
+#include <optional>
+#include <utility>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/collective.h"
+#include "checkpoint/commit.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/source.h"
+#include "checkpoint/transfer.h"
+#include "kernels/base/error.h"
+
+namespace tessera::checkpoint {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// A run of elements to read from one file into memory.
+struct PlannedRead {
+  const Extent* extent = nullptr;
+  std::int64_t skip = 0;  // elements of the extent before the run
+  std::int64_t count = 0;
+  std::byte* out = nullptr;
+  DType file_dtype = DType::float32;
+  DType memory_dtype = DType::float32;
+};
+using ReadsByFile = std::map<std::string, std::vector<PlannedRead>>;
+
+// Says what does not fit between what is wanted and what is there.
+void compare(const std::vector<LogicalTensor>& wanted, const Catalogue& stored,
+             std::string_view section, std::vector<std::string>& problems) {
+  std::map<std::string, const LogicalTensor*> names;
+  for (const LogicalTensor& tensor : wanted) {
+    names.emplace(tensor.name, &tensor);
+    const auto it = stored.find(tensor.name);
+    if (it == stored.end()) {
+      problems.push_back(fmt::format("missing {} tensor '{}'", section, tensor.name));
+      continue;
+    }
+    const StoredTensor& found = it->second;
+    if (found.shape != tensor.shape) {
+      problems.push_back(fmt::format("{} tensor '{}' has shape {}, wanted {}", section, tensor.name,
+                                     describe_shape(found.shape), describe_shape(tensor.shape)));
+    } else if (!found.stored->dtype || !can_convert(*found.stored->dtype, tensor.dtype)) {
+      problems.push_back(fmt::format("{} tensor '{}' is {}, wanted {}", section, tensor.name,
+                                     found.stored->name, name_of(tensor.dtype)));
+    }
+  }
+  for (const auto& [name, tensor] : stored) {
+    if (!names.contains(name)) {
+      problems.push_back(fmt::format("unexpected {} tensor '{}'", section, name));
+    }
+  }
+}
+
+void plan_reads(const std::vector<LogicalTensor>& wanted, const Catalogue& stored,
+                ReadsByFile& reads) {
+  for (const LogicalTensor& tensor : wanted) {
+    const StoredTensor& found = stored.at(tensor.name);
+    const std::int64_t elements = element_count(tensor.shape, tensor.name);
+    for (const Piece& piece : tensor.pieces) {
+      TESSERA_REQUIRE(piece.first >= 0 && piece.count >= 0 && piece.count <= elements &&
+                          piece.first <= elements - piece.count,
+                      "piece [{}, +{}) is outside tensor '{}' of {} elements", piece.first,
+                      piece.count, tensor.name, elements);
+      for (const Extent& extent : found.extents) {
+        const std::int64_t begin = std::max(piece.first, extent.first);
+        const std::int64_t end = std::min(piece.first + piece.count, extent.first + extent.count);
+        if (begin >= end) continue;
+        std::byte* out =
+            piece.data + static_cast<std::size_t>(begin - piece.first) * size_of(tensor.dtype);
+        reads[extent.file].push_back(
+            {&extent, begin - extent.first, end - begin, out, *found.stored->dtype, tensor.dtype});
+      }
+    }
+  }
+}
+
+// One file at a time, in the order of its bytes: few open files, each chunk verified once.
+void execute(const fs::path& folder, const Manifest& manifest, ReadsByFile& reads) {
+  Staging staging;
+  for (auto& [name, of_file] : reads) {
+    VerifiedTensors tensors(folder, manifest.file(name));
+    std::vector<std::pair<std::uint64_t, PlannedRead>> ordered;
+    for (const PlannedRead& read : of_file) {
+      const TensorEntry* entry = tensors.header().find(read.extent->key);
+      const std::size_t element = size_of(read.file_dtype);
+      TESSERA_CHECK(
+          entry != nullptr && entry->stored == &stored_dtype(read.file_dtype) &&
+              entry->end - entry->begin == static_cast<std::uint64_t>(read.extent->count) * element,
+          ErrorCode::checkpoint,
+          "'{}' does not hold '{}' of {} elements as its manifest says; it is damaged",
+          tensors.file().path().string(), read.extent->key, read.extent->count);
+      ordered.emplace_back(entry->begin + static_cast<std::uint64_t>(read.skip) * element, read);
+    }
+    std::sort(ordered.begin(), ordered.end(),
+              [](const auto& a, const auto& b) { return a.first < b.first; });
+    for (const auto& planned : ordered) {
+      const std::uint64_t begin = planned.first;
+      const PlannedRead& read = planned.second;
+      staging.load(read.out, read.count, read.file_dtype, read.memory_dtype,
+                   [&](std::uint64_t offset, void* data, std::size_t bytes) {
+                     tensors.file().read(begin + offset, data, bytes);
+                   });
+    }
+  }
+}
+
+nlohmann::json load_pieces(const fs::path& folder, State& state, LoadParts parts) {
+  const Manifest manifest = read_manifest(folder);
+  const bool with_optimizer = parts == LoadParts::everything;
+  const Catalogue model = read_catalogue(folder, manifest, manifest.model);
+  const Catalogue optimizer =
+      with_optimizer ? read_catalogue(folder, manifest, manifest.optimizer) : Catalogue();
+  std::vector<std::string> problems;
+  compare(state.model, model, "model", problems);
+  if (with_optimizer) compare(state.optimizer, optimizer, "optimizer", problems);
+  TESSERA_CHECK(problems.empty(), ErrorCode::checkpoint,
+                "the checkpoint does not fit this run: {}; use the configuration it was saved with",
+                fmt::join(problems, "; "));
+  ReadsByFile reads;
+  plan_reads(state.model, model, reads);
+  if (with_optimizer) plan_reads(state.optimizer, optimizer, reads);
+  execute(folder, manifest, reads);
+  return manifest.scalars;
+}
+
+// What rank 0 sees in DIR; the other ranks may be on hosts that see it a moment later.
+struct Candidates {
+  std::vector<std::int64_t> steps;     // falling
+  std::vector<std::string> leftovers;  // names of saves that did not finish
+};
+
+std::string list_candidates(const fs::path& dir) {
+  std::error_code error;
+  nlohmann::json out{{"steps", nlohmann::json::array()}, {"leftovers", nlohmann::json::array()}};
+  if (!fs::exists(dir, error) && !error) return out.dump();
+  for (const StepFolder& folder : list_steps(dir)) out["steps"].push_back(folder.step);
+  for (const fs::directory_entry& entry : fs::directory_iterator(dir)) {
+    const std::string name = entry.path().filename();
+    if (is_leftover_name(name) && name.find(".partial-") != std::string::npos) {
+      out["leftovers"].push_back(name);
+    }
+  }
+  return out.dump();
+}
+
+}  // namespace
+
+void load(comm::Communicator& communicator, const fs::path& step_folder, State& state,
+          LoadParts parts) {
+  nlohmann::json scalars;
+  together(communicator, fmt::format("loading '{}'", step_folder.string()), [&] {
+    scalars = load_pieces(step_folder, state, parts);
+    return std::string();
+  });
+  state.scalars = std::move(scalars);
+}
+
+nlohmann::json read_scalars(const fs::path& step_folder) {
+  return read_manifest(step_folder).scalars;
+}
+
+void verify(const fs::path& step_folder) {
+  verify_share(step_folder, 0, 1);
+}
+
+std::optional<Found> find_latest(comm::Communicator& communicator, const fs::path& dir) {
+  const std::string doing = fmt::format("looking for checkpoints in '{}'", dir.string());
+  const auto messages = together(communicator, doing, [&] {
+    return communicator.rank() == 0 ? list_candidates(dir) : std::string();
+  });
+  const auto listed = nlohmann::json::parse(messages.front());
+  Found found;
+  for (const auto& step : listed.at("steps")) {
+    found.step = step.get<std::int64_t>();
+    found.path = dir / step_name(found.step);
+    try {
+      together(communicator, step_name(found.step), [&] {
+        verify_share(found.path, static_cast<std::size_t>(communicator.rank()),
+                     static_cast<std::size_t>(communicator.size()));
+        return std::string();
+      });
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::checkpoint) throw;  // a rank died: not the checkpoint's fault
+      found.skipped.emplace_back(error.what());
+      continue;
+    }
+    for (const auto& name : listed.at("leftovers")) {
+      const auto leftover = name.get<std::string>();
+      const auto step_of = parse_step_name(leftover.substr(0, leftover.find('.')));
+      if (step_of.value_or(-1) > found.step) {
+        found.skipped.push_back(leftover + ": a save that did not finish");
+      }
+    }
+    return found;
+  }
+  TESSERA_CHECK(found.skipped.empty(), ErrorCode::checkpoint,
+                "no checkpoint in '{}' is intact: {}; restore one or start in another folder",
+                dir.string(), fmt::join(found.skipped, "; "));
+  return std::nullopt;
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,74 @@
+// The guardian reads group numbers from a pipe whose other end only the launcher has: its end of
+// file is the launcher's death.
+#include "cli/guardian.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "kernels/base/error.h"
+
+namespace tessera::cli {
+namespace {
+
+// Runs in a forked child of a single-threaded launcher; uses no heap.
+[[noreturn]] void guard(int pipe) {
+  ::setpgid(0, 0);  // Ctrl-C at the terminal is the launcher's business
+  ::prctl(PR_SET_NAME, "tessera-guard");
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) ::signal(signal, SIG_IGN);
+  const int null = ::open("/dev/null", O_RDWR);
+  // Whoever reads the launcher's output must see its end when the ranks are gone.
+  for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    ::dup2(null, descriptor);
+  std::array<pid_t, 4096> groups{};
+  std::size_t count = 0;
+  pid_t message = 0;
+  for (;;) {
+    const ssize_t got = ::read(pipe, &message, sizeof message);
+    if (got < 0 && errno == EINTR) continue;
+    if (got != sizeof message) break;
+    if (message > 0 && count < groups.size()) {
+      groups[count++] = message;
+    } else if (message < 0) {
+      count = static_cast<std::size_t>(
+          std::remove(groups.begin(), groups.begin() + count, -message) - groups.begin());
+    }
+  }
+  for (std::size_t i = 0; i < count; ++i) ::kill(-groups[i], SIGKILL);
+  ::_exit(0);
+}
+
+}  // namespace
+
+Guardian::Guardian() {
+  int ends[2];
+  TESSERA_SYSTEM(::pipe2(ends, O_CLOEXEC));
+  pid_ = ::fork();
+  if (pid_ == 0) {
+    ::close(ends[1]);
+    guard(ends[0]);
+  }
+  const int error = errno;
+  ::close(ends[0]);
+  pipe_ = ends[1];
+  if (pid_ < 0) ::close(pipe_);
+  TESSERA_CHECK(pid_ > 0, ErrorCode::runtime, "{}", describe_errno("fork", error));
+}
+
+Guardian::~Guardian() {
+  ::close(pipe_);
+  ::waitpid(pid_, nullptr, 0);
+}
+
+void Guardian::tell(pid_t message) noexcept {
+  // When the guardian itself was killed, the kernel's parent-death signal still covers the ranks.
+  [[maybe_unused]] const ssize_t written = ::write(pipe_, &message, sizeof message);
+}
+
+}  // namespace tessera::cli

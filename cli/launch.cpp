@@ -1,0 +1,311 @@
+// The launcher: one loop over signals, the ranks' exits and a deadline.
+#include "cli/launch.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+
+#include "cli/failure.h"
+#include "cli/guardian.h"
+#include "cli/rank_process.h"
+#include "kernels/base/error.h"
+
+namespace tessera::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr auto grace = std::chrono::seconds(3);  // from SIGTERM to SIGKILL
+constexpr int rank_failed = static_cast<int>(ErrorCode::rank_failed);
+
+class Descriptor {
+ public:
+  explicit Descriptor(int number) : number_(number) {}
+  ~Descriptor() { ::close(number_); }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  [[nodiscard]] int get() const { return number_; }
+
+ private:
+  int number_;
+};
+
+// Signals come through a descriptor while it lives, so that they can be waited for together with
+// time.
+class SignalQueue {
+ public:
+  SignalQueue()
+      : blocked_(block(before_)),
+        file_(TESSERA_SYSTEM(::signalfd(-1, &blocked_, SFD_CLOEXEC | SFD_NONBLOCK))) {}
+  ~SignalQueue() { ::sigprocmask(SIG_SETMASK, &before_, nullptr); }
+  SignalQueue(const SignalQueue&) = delete;
+  SignalQueue& operator=(const SignalQueue&) = delete;
+
+  [[nodiscard]] const sigset_t& mask_before() const { return before_; }
+
+  // Waits for a signal; none when the time is over or a rank has ended.
+  std::optional<int> wait(std::chrono::milliseconds time) {
+    pollfd wanted{file_.get(), POLLIN, 0};
+    if (::poll(&wanted, 1, static_cast<int>(time.count())) <= 0) return std::nullopt;
+    signalfd_siginfo info{};
+    if (::read(file_.get(), &info, sizeof info) != sizeof info) return std::nullopt;
+    if (info.ssi_signo == SIGCHLD) return std::nullopt;
+    return static_cast<int>(info.ssi_signo);
+  }
+
+ private:
+  static sigset_t block(sigset_t& before) {
+    sigset_t set;
+    sigemptyset(&set);
+    for (const int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT}) sigaddset(&set, signal);
+    ::sigprocmask(SIG_BLOCK, &set, &before);
+    return set;
+  }
+
+  sigset_t before_{};
+  sigset_t blocked_;
+  Descriptor file_;
+};
+
+int free_port() {
+  const Descriptor socket(TESSERA_SYSTEM(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  TESSERA_SYSTEM(::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address));
+  TESSERA_SYSTEM(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &length));
+  return ntohs(address.sin_port);
+}
+
+struct Ended {
+  int rank = 0;
+  pid_t pid = 0;
+  RankExit exit;
+};
+
+// A rank that was killed is a cause; a rank that ends because it lost another (7) is a consequence.
+// Ranks that are seen to have ended at the same moment are told apart by this.
+int weight(const RankExit& exit) {
+  if (exit.signal != 0) return 3;
+  return exit.code == 0 ? 0 : exit.code == rank_failed ? 1 : 2;
+}
+
+struct Outcome {
+  std::optional<Ended> first_failure;
+  std::vector<Failure> messages;
+  int stop_signal = 0;  // that the launcher got
+};
+
+// The ranks of one attempt, from start to end.
+class Attempt {
+ public:
+  Attempt(const LaunchOptions& options, int restart, SignalQueue& signals, Guardian& guardian)
+      : signals_(signals), guardian_(guardian) {
+    const int port = options.master_port != 0 ? options.master_port : free_port();
+    for (int rank = 0; rank < options.ranks; ++rank) {
+      RankProcess::Start start;
+      start.command = options.command;
+      start.environment = environment(options, rank, restart, port);
+      // A rank that reads a terminal from a background process group would be stopped.
+      start.keeps_stdin = rank == 0 && ::isatty(STDIN_FILENO) == 0;
+      start.signal_mask = signals.mask_before();
+      start.keep_descriptor = channel_.write_end();
+      ranks_.emplace_back(rank, start);
+      guardian_.watch(ranks_.back().pid());
+    }
+  }
+
+  Outcome run() {
+    Outcome outcome;
+    while (collect(outcome)) {
+      if (deadline_ && Clock::now() >= *deadline_) {
+        signal_all(SIGKILL);
+        deadline_.reset();
+      }
+      if (const std::optional<int> signal = signals_.wait(waiting_time()))
+        forward(*signal, outcome);
+    }
+    append(outcome.messages, channel_.take());
+    return outcome;
+  }
+
+ private:
+  std::map<std::string, std::string> environment(const LaunchOptions& options, int rank,
+                                                 int restart, int port) const {
+    const std::string size = std::to_string(options.ranks);
+    const std::string number = std::to_string(rank);
+    std::map<std::string, std::string> variables = {
+        {"RANK", number},
+        {"LOCAL_RANK", number},
+        {"ROLE_RANK", number},
+        {"GROUP_RANK", "0"},
+        {"WORLD_SIZE", size},
+        {"LOCAL_WORLD_SIZE", size},
+        {"ROLE_WORLD_SIZE", size},
+        {"GROUP_WORLD_SIZE", "1"},
+        {"ROLE_NAME", "default"},
+        {"MASTER_ADDR", options.master_address},
+        {"MASTER_PORT", std::to_string(port)},
+        {"TORCHELASTIC_RUN_ID", options.run_id},
+        {"TORCHELASTIC_RESTART_COUNT", std::to_string(restart)},
+        {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options.max_restarts)},
+        {FailureChannel::variable, channel_.variable_value()},
+    };
+    if (std::getenv("OMP_NUM_THREADS") == nullptr) {
+      variables["OMP_NUM_THREADS"] = std::to_string(std::max(1, usable_cores() / options.ranks));
+    }
+    return variables;
+  }
+
+  static void append(std::vector<Failure>& all, std::vector<Failure> more) {
+    for (Failure& failure : more) all.push_back(std::move(failure));
+  }
+
+  void signal_all(int signal) {
+    for (const RankProcess& rank : ranks_) rank.signal_group(signal);
+  }
+
+  // Takes what has ended; false when nothing runs any more.
+  bool collect(Outcome& outcome) {
+    append(outcome.messages, channel_.take());
+    std::optional<Ended> failed;
+    // Twice: the rank that died first may come before one, in this order, that ended because of it
+    // just now.
+    for (int pass = 0; pass < 2; ++pass) {
+      for (RankProcess& rank : ranks_) {
+        const std::optional<RankExit> exit = rank.poll();
+        if (!exit) continue;
+        guardian_.forget(rank.pid());
+        if (weight(*exit) > (failed ? weight(failed->exit) : 0))
+          failed = Ended{rank.rank(), rank.pid(), *exit};
+      }
+    }
+    if (failed && !outcome.first_failure) {
+      outcome.first_failure = failed;
+      // Ranks that were told to stop may each take their time to save.
+      const bool as_told =
+          outcome.stop_signal != 0 && failed->exit.code == 128 + outcome.stop_signal;
+      if (!as_told) {
+        signal_all(SIGTERM);
+        deadline_ = Clock::now() + grace;
+      }
+    }
+    return std::any_of(ranks_.begin(), ranks_.end(),
+                       [](const RankProcess& rank) { return rank.running(); });
+  }
+
+  void forward(int signal, Outcome& outcome) {
+    signal_all(outcome.stop_signal == 0 ? signal : SIGKILL);
+    if (outcome.stop_signal == 0) outcome.stop_signal = signal;
+  }
+
+  [[nodiscard]] std::chrono::milliseconds waiting_time() const {
+    constexpr auto longest = std::chrono::milliseconds(500);
+    if (!deadline_) return longest;
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(*deadline_ - Clock::now());
+    return std::clamp(left + std::chrono::milliseconds(1), std::chrono::milliseconds(1), longest);
+  }
+
+  SignalQueue& signals_;
+  Guardian& guardian_;
+  FailureChannel channel_;
+  std::vector<RankProcess> ranks_;
+  std::optional<Clock::time_point> deadline_;
+};
+
+void say(const std::string& line) {
+  const std::string text = "tessera: " + line + "\n";
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
+}
+
+int exit_code(const Outcome& outcome) {
+  if (outcome.stop_signal != 0) {
+    const bool chosen = outcome.first_failure && outcome.first_failure->exit.signal == 0;
+    return chosen                  ? outcome.first_failure->exit.code
+           : outcome.first_failure ? 128 + outcome.stop_signal
+                                   : 0;
+  }
+  if (!outcome.first_failure) return 0;
+  return outcome.first_failure->exit.signal != 0 ? rank_failed : outcome.first_failure->exit.code;
+}
+
+// What the first rank that failed said, once; or, when it said nothing, what became of it.
+void explain(const Outcome& outcome, int ranks) {
+  if (!outcome.first_failure) return;
+  const Ended& first = *outcome.first_failure;
+  const auto of_first =
+      std::find_if(outcome.messages.begin(), outcome.messages.end(),
+                   [&](const Failure& failure) { return failure.rank == first.rank; });
+  if (first.exit.signal == 0 && of_first != outcome.messages.end()) {
+    const bool all_alike =
+        ranks > 1 && std::count_if(outcome.messages.begin(), outcome.messages.end(),
+                                   [&](const Failure& failure) {
+                                     return failure.message == of_first->message;
+                                   }) == ranks;
+    const bool general = ranks == 1 || all_alike ||
+                         of_first->code == static_cast<int>(ErrorCode::configuration) ||
+                         of_first->code == static_cast<int>(ErrorCode::usage);
+    say(general
+            ? fmt::format("error: {}", of_first->message)
+            : fmt::format("error: rank {} (pid {}): {}", first.rank, first.pid, of_first->message));
+    return;
+  }
+  if (outcome.stop_signal != 0) {
+    say(fmt::format("stopped by signal {} (SIG{})", outcome.stop_signal,
+                    sigabbrev_np(outcome.stop_signal)));
+    return;
+  }
+  const bool perhaps_memory = first.exit.signal == SIGKILL;
+  say(fmt::format("error: rank {} (pid {}) {}{}{}", first.rank, first.pid, describe(first.exit),
+                  perhaps_memory ? ", by hand or by the kernel for want of memory" : "",
+                  ranks > 1 ? "; the other ranks were stopped" : ""));
+}
+
+// What would fail in the same way again is not started again.
+bool worth_restarting(const Outcome& outcome) {
+  if (!outcome.first_failure || outcome.stop_signal != 0) return false;
+  const int code = outcome.first_failure->exit.code;
+  return code != static_cast<int>(ErrorCode::usage) &&
+         code != static_cast<int>(ErrorCode::configuration) &&
+         code != static_cast<int>(ErrorCode::data);
+}
+
+}  // namespace
+
+int usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return ::sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+}
+
+int launch(const LaunchOptions& options) {
+  TESSERA_REQUIRE(options.ranks > 0 && !options.command.empty(),
+                  "launch() needs ranks and a program");
+  LaunchOptions named = options;
+  if (named.run_id.empty()) {
+    named.run_id =
+        fmt::format("tessera-{}-{}", ::getpid(), Clock::now().time_since_epoch().count());
+  }
+  Guardian guardian;
+  SignalQueue signals;
+  for (int restart = 0;; ++restart) {
+    const Outcome outcome = Attempt(named, restart, signals, guardian).run();
+    explain(outcome, named.ranks);
+    if (restart == named.max_restarts || !worth_restarting(outcome)) return exit_code(outcome);
+    say(fmt::format("restarting all {} ranks (restart {} of {})", named.ranks, restart + 1,
+                    named.max_restarts));
+  }
+}
+
+}  // namespace tessera::cli

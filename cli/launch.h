@@ -1,0 +1,27 @@
+// Starts N ranks of a program on this machine with torchrun's environment, and ends them together.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace tessera::cli {
+
+struct LaunchOptions {
+  int ranks = 1;
+  int max_restarts = 0;
+  std::string master_address = "127.0.0.1";
+  int master_port = 0;  // 0: a free one
+  std::string run_id;   // empty: made up
+  std::vector<std::string> command;
+};
+
+// Returns the exit code: 0 when every rank ended with 0; 7 when a rank was killed by a signal or
+// says so itself; else that of the first rank that failed; 128 + signal when the launcher was told
+// to stop and the ranks did not choose a code of their own. Throws Error(usage) when the program
+// cannot be executed.
+int launch(const LaunchOptions& options);
+
+// Cores that this process may use.
+int usable_cores();
+
+}  // namespace tessera::cli

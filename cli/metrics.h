@@ -1,0 +1,51 @@
+// One JSON object a step, for programs: the file behind the recipe's log.jsonl.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+namespace tessera::cli {
+
+struct StepMetrics {
+  std::int64_t step = 0;  // from 1
+  float loss = 0;         // mean over the world's tokens
+  float grad_norm = 0;    // before clipping
+  double lr = 0;
+  double tokens_per_s = 0;   // of the whole world
+  double samples_per_s = 0;  // of the whole world
+  double step_s = 0;
+  std::int64_t peak_bytes = 0;  // the largest rank's peak resident memory so far
+  std::int64_t comm_bytes = 0;  // moved by a rank's collectives in this step
+  double exposed_comm_s = 0;    // that computation waited for communication
+};
+
+// One line of JSON without its newline. Numbers have 9 significant digits, which a float survives;
+// those that JSON cannot say (NaN, infinities) are null.
+std::string to_json_line(const StepMetrics& metrics);
+
+// Appends a line a step and hands it to the system at once, so that a reader, or a crash, finds all
+// steps that ended.
+class MetricsWriter {
+ public:
+  // `resume_step` is the last step that the run has behind it: lines of later steps, written before
+  // an interruption and now to be computed again, are removed, and so is everything when it is 0.
+  // Creates the folder. Throws Error(configuration) when the file cannot be written, or holds
+  // something else than metrics.
+  MetricsWriter(const std::filesystem::path& path, std::int64_t resume_step);
+  ~MetricsWriter();
+  MetricsWriter(const MetricsWriter&) = delete;
+  MetricsWriter& operator=(const MetricsWriter&) = delete;
+
+  // Throws Error(runtime) when the file system refuses (a full disk).
+  void write(const StepMetrics& metrics);
+
+ private:
+  std::filesystem::path path_;
+  int file_ = -1;
+};
+
+// The peak resident memory of this process so far.
+std::int64_t peak_resident_bytes();
+
+}  // namespace tessera::cli

@@ -1,0 +1,144 @@
+// The recipe: what a training run is, as typed values. docs/recipe.md describes every key; the
+// table that reads them is cli/recipe_schema.cpp.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "kernels/base/dtype.h"
+
+namespace tessera::cli {
+
+enum class LearningRateSchedule : std::uint8_t { constant, linear, cosine };
+enum class OptimizerKind : std::uint8_t { adamw, sgd };
+enum class DeviceChoice : std::uint8_t { automatic, cpu, cuda };
+enum class ShardingStrategy : std::uint8_t {
+  no_shard,
+  shard_optimizer,
+  shard_grad_op,
+  full_shard,
+  hybrid_shard,
+  hybrid_shard_zero2,
+};
+enum class AutoWrapPolicy : std::uint8_t { transformer_based, size_based, none };
+enum class BackwardPrefetch : std::uint8_t { pre, post, none };
+enum class MixedPrecision : std::uint8_t { no, bf16, fp16 };
+
+constexpr bool is_hybrid(ShardingStrategy strategy) {
+  return strategy == ShardingStrategy::hybrid_shard ||
+         strategy == ShardingStrategy::hybrid_shard_zero2;
+}
+
+struct ModelRecipe {
+  std::string architecture = "gpt2";
+  std::optional<std::string> pretrained;  // a folder that transformers or Tessera saved
+  std::int64_t seq_len = 256;
+  double dropout = 0.0;
+  // Without `pretrained`: the whole configuration of the architecture under Hugging Face's
+  // config.json names, defaults filled in. With it: only what the recipe changes of the folder's
+  // config.json (the dropout rates).
+  nlohmann::json config = nlohmann::json::object();
+};
+
+struct DataRecipe {
+  std::string train;
+  std::optional<std::string> valid;
+  std::string tokenizer = "bytes";
+  std::int64_t batch_size = 8;  // see batch_size_per_rank
+  bool split_batches = false;
+  bool shuffle = true;
+};
+
+struct TrainRecipe {
+  std::int64_t steps = 1000;
+  OptimizerKind optimizer = OptimizerKind::adamw;
+  double lr = 3.0e-4;
+  LearningRateSchedule lr_schedule = LearningRateSchedule::cosine;
+  std::int64_t warmup_steps = 0;
+  std::optional<std::int64_t> lr_decay_steps;  // absent: steps
+  double min_lr = 0.0;
+  double weight_decay = 0.01;
+  std::array<double, 2> betas = {0.9, 0.999};
+  double eps = 1.0e-8;
+  double momentum = 0.0;
+  double max_grad_norm = 1.0;  // 0: no clipping
+  std::int64_t gradient_accumulation_steps = 1;
+  bool sync_each_batch = true;
+  std::int64_t eval_every = 0;  // 0: after the last step only
+  std::int64_t eval_batches = 16;
+  std::int64_t seed = 0;
+  DeviceChoice device = DeviceChoice::automatic;
+};
+
+struct ShardingRecipe {
+  ShardingStrategy sharding_strategy = ShardingStrategy::full_shard;
+  AutoWrapPolicy auto_wrap_policy = AutoWrapPolicy::transformer_based;
+  std::vector<std::string> transformer_layer_cls_to_wrap;  // empty: the model's own layer class
+  std::int64_t min_num_params = 100'000'000;
+  BackwardPrefetch backward_prefetch = BackwardPrefetch::pre;
+  bool forward_prefetch = false;
+  bool limit_all_gathers = true;
+  MixedPrecision mixed_precision = MixedPrecision::no;
+  std::optional<DType> reduce_dtype;            // absent: the dtype of mixed_precision
+  std::optional<std::int64_t> group_size;       // absent: the ranks of a host (LOCAL_WORLD_SIZE)
+  std::optional<std::int64_t> reduction_group;  // absent: group_size for HYBRID_*, else one tree
+};
+
+struct CheckpointRecipe {
+  std::optional<std::string> dir;  // absent: no checkpoint is written or looked for
+  std::int64_t every = 1000;       // 0: never, not at the end either
+  std::int64_t keep = 0;           // 0: all
+  checkpoint::StateDictType state_dict_type = checkpoint::StateDictType::full;
+  std::string resume = "auto";  // auto, never, or a path
+  DType dtype = DType::float32;
+};
+
+struct LogRecipe {
+  std::optional<std::string> jsonl;
+  std::int64_t every = 10;
+};
+
+struct Recipe {
+  ModelRecipe model;
+  DataRecipe data;
+  TrainRecipe train;
+  ShardingRecipe sharding;
+  CheckpointRecipe checkpoint;
+  LogRecipe log;
+
+  std::string source = "recipe";  // the file, for messages
+  std::map<std::string, std::string>
+      given;  // key -> where it was given ("recipe.yaml:12", "--set train.lr=1")
+};
+
+// Reads a recipe file and applies `--set key=value` texts in their order. Throws
+// Error(configuration) with file, line and key for anything that is not a known key with a value of
+// its type and range.
+Recipe load_recipe(const std::filesystem::path& path, const std::vector<std::string>& overrides);
+Recipe parse_recipe(std::string_view text, const std::string& source,
+                    const std::vector<std::string>& overrides);
+
+// Checks that concern several keys, or a key and the number of ranks. Needs no engine and touches
+// no file.
+void validate(const Recipe& recipe, int world_size);
+
+// data.batch_size is a rank's, or with data.split_batches the whole world's.
+std::int64_t batch_size_per_rank(const Recipe& recipe, int world_size);
+
+// Every key with its value, by section: for checkpoints and for `tessera recipe`. parse_recipe
+// reads it back.
+nlohmann::json to_json(const Recipe& recipe);
+
+// Where a key's value came from, for messages: "recipe.yaml:12", or the file alone when the default
+// stands.
+std::string where(const Recipe& recipe, const std::string& key);
+
+}  // namespace tessera::cli

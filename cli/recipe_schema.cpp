@@ -1,0 +1,386 @@
+// The table of keys outside of model configurations.
+#include "cli/recipe_schema.h"
+
+#include <type_traits>
+
+#include "cli/recipe_values.h"
+
+namespace tessera::cli {
+namespace {
+
+template <class T>
+struct Unwrapped {
+  using type = T;
+  static constexpr bool optional = false;
+};
+template <class T>
+struct Unwrapped<std::optional<T>> {
+  using type = T;
+  static constexpr bool optional = true;
+};
+
+template <class T>
+constexpr std::string_view type_name() {
+  if constexpr (std::is_same_v<T, bool>) return "true \\| false";
+  if constexpr (std::is_same_v<T, std::int64_t>) return "whole number";
+  if constexpr (std::is_same_v<T, double>) return "number";
+  if constexpr (std::is_same_v<T, std::string>) return "text";
+  if constexpr (std::is_same_v<T, std::vector<std::string>>) return "list of names";
+  if constexpr (std::is_same_v<T, std::array<double, 2>>) return "two numbers";
+}
+
+template <class T>
+T read_value(const YamlNode& node, const std::string& name, const Range& range) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return read_bool(node, name);
+  } else if constexpr (std::is_same_v<T, std::int64_t>) {
+    const std::int64_t value = read_integer(node, name);
+    check_range(node, name, range, static_cast<double>(value));
+    return value;
+  } else if constexpr (std::is_same_v<T, double>) {
+    const double value = read_number(node, name);
+    check_range(node, name, range, value);
+    return value;
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    return read_text(node, name);
+  } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+    return read_texts(node, name);
+  } else {
+    const std::array<double, 2> values = read_pair(node, name);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      check_range(node.items[i], name, range, values[i]);
+    }
+    return values;
+  }
+}
+
+// A key whose value is a member of Recipe; its type follows from the member's.
+template <class Access>
+RecipeKey key(std::string name, Access access, std::string help, Range range = {}) {
+  using Member = std::remove_cvref_t<decltype(access(std::declval<Recipe&>()))>;
+  using Value = typename Unwrapped<Member>::type;
+  RecipeKey row;
+  row.name = name;
+  row.type = type_name<Value>();
+  row.range = range.text();
+  row.help = std::move(help);
+  row.free_text = std::is_same_v<Value, std::string>;
+  row.optional = Unwrapped<Member>::optional;
+  row.read = [=](Recipe& recipe, const YamlNode& node) {
+    access(recipe) = read_value<Value>(node, name, range);
+  };
+  row.write = [=](const Recipe& recipe) -> nlohmann::json {
+    if constexpr (Unwrapped<Member>::optional) {
+      if (!access(recipe)) return nullptr;
+      return *access(recipe);
+    } else {
+      return access(recipe);
+    }
+  };
+  return row;
+}
+
+// A key whose value is one of a few names.
+template <class Access, class T>
+RecipeKey choice(std::string name, Access access, std::vector<Choice<T>> choices,
+                 std::string help) {
+  using Member = std::remove_cvref_t<decltype(access(std::declval<Recipe&>()))>;
+  RecipeKey row;
+  row.name = name;
+  for (const Choice<T>& one : choices) {
+    if (one.listed && one.available) {
+      row.type += (row.type.empty() ? "" : " \\| ") + std::string(one.name);
+    }
+  }
+  row.help = std::move(help);
+  row.optional = Unwrapped<Member>::optional;
+  row.read = [=](Recipe& recipe, const YamlNode& node) {
+    access(recipe) = read_choice(node, name, choices);
+  };
+  row.write = [=](const Recipe& recipe) -> nlohmann::json {
+    if constexpr (Unwrapped<Member>::optional) {
+      if (!access(recipe)) return nullptr;
+      return choice_name(choices, *access(recipe));
+    } else {
+      return choice_name(choices, access(recipe));
+    }
+  };
+  return row;
+}
+
+// A key that other programs' files contain and that has one meaning here: any other value is
+// refused by name.
+RecipeKey always(std::string name, bool value, std::string help) {
+  RecipeKey row;
+  row.name = name;
+  row.type = value ? "true" : "false";
+  row.fallback = row.type;
+  row.help = std::move(help);
+  row.read = [=](Recipe&, const YamlNode& node) {
+    if (read_bool(node, name) != value) {
+      refuse_unavailable(node.where, fmt::format("{}: {}", name, !value));
+    }
+  };
+  return row;
+}
+
+// A key of the design whose feature does not exist yet.
+RecipeKey unavailable(std::string name, std::string help) {
+  RecipeKey row;
+  row.name = name;
+  row.type = "-";
+  row.fallback = "-";
+  row.help = std::move(help) + " Not available in this version: refused.";
+  row.free_text = true;
+  row.optional = true;
+  row.read = [=](Recipe&, const YamlNode& node) { refuse_unavailable(node.where, name); };
+  return row;
+}
+
+RecipeKey default_is(std::string fallback, RecipeKey row) {
+  row.fallback = std::move(fallback);
+  return row;
+}
+
+RecipeKey also_called(std::vector<std::string> synonyms, RecipeKey row) {
+  row.synonyms = std::move(synonyms);
+  return row;
+}
+
+#define TESSERA_KEY(section, member)                \
+#section "." #member, [](auto& recipe) -> auto& { \
+    return recipe.section.member;                   \
+  }
+
+const std::vector<Choice<DType>> floating_types = {
+    {"fp32", DType::float32},  {"float32", DType::float32, true, false},
+    {"bf16", DType::bfloat16}, {"bfloat16", DType::bfloat16, true, false},
+    {"fp16", DType::float16},  {"float16", DType::float16, true, false},
+};
+
+std::vector<RecipeKey> model_keys() {
+  return {
+      choice(TESSERA_KEY(model, architecture),
+             std::vector<Choice<std::string>>{{"gpt2", "gpt2"}, {"llama", "llama"}},
+             "The model's kind. With `pretrained`, the folder's config.json says it."),
+      default_is("none", key(TESSERA_KEY(model, pretrained),
+                             "A folder that transformers or Tessera saved: its config.json, "
+                             "weights and tokenizer.")),
+      key(TESSERA_KEY(model, seq_len), "Tokens in a training sequence.", at_least(1)),
+      key(TESSERA_KEY(model, dropout),
+          "Sets every dropout rate of the model that is not set by its own key.", from_up_to(0, 1)),
+  };
+}
+
+std::vector<RecipeKey> data_keys() {
+  return {
+      default_is("required", key(TESSERA_KEY(data, train), "The text file to train on.")),
+      default_is("none", key(TESSERA_KEY(data, valid), "A text file to evaluate on.")),
+      choice(TESSERA_KEY(data, tokenizer), std::vector<Choice<std::string>>{{"bytes", "bytes"}},
+             "How text becomes tokens; `bytes`: each byte is a token, 256 in all."),
+      key(TESSERA_KEY(data, batch_size),
+          "Sequences in a micro-batch of one rank (of the whole world with `split_batches`).",
+          at_least(1)),
+      key(TESSERA_KEY(data, split_batches),
+          "`batch_size` is the world's and is split over the ranks, which must divide it."),
+      key(TESSERA_KEY(data, shuffle),
+          "Each epoch takes the sequences in another random order; otherwise in the file's."),
+  };
+}
+
+std::vector<RecipeKey> train_keys() {
+  using S = LearningRateSchedule;
+  return {
+      key(TESSERA_KEY(train, steps), "Optimizer steps.", at_least(0)),
+      choice(TESSERA_KEY(train, optimizer),
+             std::vector<Choice<OptimizerKind>>{{"adamw", OptimizerKind::adamw},
+                                                {"sgd", OptimizerKind::sgd}},
+             "The optimizer."),
+      key(TESSERA_KEY(train, lr), "The highest learning rate.", at_least(0)),
+      choice(TESSERA_KEY(train, lr_schedule),
+             std::vector<Choice<S>>{
+                 {"cosine", S::cosine}, {"linear", S::linear}, {"constant", S::constant}},
+             "How the learning rate falls from `lr` to `min_lr` after the warm-up."),
+      key(TESSERA_KEY(train, warmup_steps),
+          "Steps in which the learning rate rises from 0 to `lr`.", at_least(0)),
+      default_is("`steps`", key(TESSERA_KEY(train, lr_decay_steps),
+                                "The step at which the fall ends.", at_least(1))),
+      key(TESSERA_KEY(train, min_lr), "The learning rate at the end of the fall.", at_least(0)),
+      key(TESSERA_KEY(train, weight_decay),
+          "Decay of matrices (not of biases and norms), decoupled in AdamW.", at_least(0)),
+      key(TESSERA_KEY(train, betas), "AdamW's two decay rates.", from_up_to(0, 1)),
+      key(TESSERA_KEY(train, eps), "AdamW's epsilon.", above(0)),
+      key(TESSERA_KEY(train, momentum), "SGD's momentum.", from_up_to(0, 1)),
+      key(TESSERA_KEY(train, max_grad_norm),
+          "Gradients are scaled down to this norm over all ranks; 0: never.", at_least(0)),
+      key(TESSERA_KEY(train, gradient_accumulation_steps), "Micro-batches in an optimizer step.",
+          at_least(1)),
+      key(TESSERA_KEY(train, sync_each_batch),
+          "Reduce gradients after each micro-batch; otherwise sum locally and reduce once a step, "
+          "which takes more memory."),
+      key(TESSERA_KEY(train, eval_every),
+          "Steps between evaluations on `data.valid`; 0: after the last step only.", at_least(0)),
+      key(TESSERA_KEY(train, eval_batches), "Batches of each rank in an evaluation.", at_least(1)),
+      key(TESSERA_KEY(train, seed), "Seed of initial weights, dropout and data order.",
+          at_least(0)),
+      choice(TESSERA_KEY(train, device),
+             std::vector<Choice<DeviceChoice>>{{"auto", DeviceChoice::automatic},
+                                               {"cpu", DeviceChoice::cpu},
+                                               {"cuda", DeviceChoice::cuda, false}},
+             "Where to compute; `auto` takes a GPU where there is one."),
+  };
+}
+
+std::vector<RecipeKey> strategy_keys() {
+  using S = ShardingStrategy;
+  using W = AutoWrapPolicy;
+  using P = BackwardPrefetch;
+  return {
+      choice(TESSERA_KEY(sharding, sharding_strategy),
+             std::vector<Choice<S>>{{"FULL_SHARD", S::full_shard},
+                                    {"SHARD_GRAD_OP", S::shard_grad_op},
+                                    {"NO_SHARD", S::no_shard},
+                                    {"HYBRID_SHARD", S::hybrid_shard},
+                                    {"HYBRID_SHARD_ZERO2", S::hybrid_shard_zero2},
+                                    {"SHARD_OPTIMIZER", S::shard_optimizer},
+                                    {"1", S::full_shard, true, false},
+                                    {"2", S::shard_grad_op, true, false},
+                                    {"3", S::no_shard, true, false},
+                                    {"4", S::hybrid_shard, true, false},
+                                    {"5", S::hybrid_shard_zero2, true, false}},
+             "What the ranks split among them. Accelerate's numbers 1 to 5 mean the first five, in "
+             "this order."),
+      choice(TESSERA_KEY(sharding, auto_wrap_policy),
+             std::vector<Choice<W>>{{"TRANSFORMER_BASED_WRAP", W::transformer_based},
+                                    {"SIZE_BASED_WRAP", W::size_based},
+                                    {"NO_WRAP", W::none}},
+             "What makes a unit, the piece of the model that is gathered at once."),
+      default_is("the model's layer class",
+                 key(TESSERA_KEY(sharding, transformer_layer_cls_to_wrap),
+                     "TRANSFORMER_BASED_WRAP's layer classes, as a list or with commas.")),
+      key(TESSERA_KEY(sharding, min_num_params), "SIZE_BASED_WRAP's smallest unit, in parameters.",
+          at_least(1)),
+      also_called({"sharding.backward_prefetch_policy"},
+                  choice(TESSERA_KEY(sharding, backward_prefetch),
+                         std::vector<Choice<P>>{{"BACKWARD_PRE", P::pre},
+                                                {"BACKWARD_POST", P::post},
+                                                {"NO_PREFETCH", P::none},
+                                                {"1", P::pre, true, false},
+                                                {"2", P::post, true, false}},
+                         "When the next unit is gathered in the backward pass: before this one's "
+                         "gradients are computed, after, or when it is needed.")),
+      key(TESSERA_KEY(sharding, forward_prefetch), "Gather the next unit during a unit's forward."),
+      key(TESSERA_KEY(sharding, limit_all_gathers),
+          "Bound the gathers in flight, and so the memory."),
+  };
+}
+
+std::vector<RecipeKey> precision_and_group_keys() {
+  using M = MixedPrecision;
+  return {
+      choice(TESSERA_KEY(sharding, mixed_precision),
+             std::vector<Choice<M>>{{"no", M::no},
+                                    {"bf16", M::bf16},
+                                    {"fp16", M::fp16, false},
+                                    {"fp32", M::no, true, false},
+                                    {"false", M::no, true, false},
+                                    {"fp8", M::no, false, false}},
+             "The dtype of parameters and activations in compute; master weights stay fp32."),
+      default_is("that of compute",
+                 choice(TESSERA_KEY(sharding, reduce_dtype), floating_types,
+                        "The dtype in which gradients travel; sums are fp32 in any case.")),
+      default_is("the ranks of a host",
+                 key(TESSERA_KEY(sharding, group_size),
+                     "HYBRID_*: ranks that share one copy of the model; must divide the world.",
+                     at_least(1))),
+      default_is(
+          "`group_size` for HYBRID_*, else none",
+          key(TESSERA_KEY(sharding, reduction_group),
+              "Ranks whose gradients are summed first. Runs with the same value give the same bits "
+              "under "
+              "every strategy; needed only to compare HYBRID_* whose group is no power of two.",
+              at_least(1))),
+      always("sharding.use_orig_params", true,
+             "Accelerate's key; parameters always keep their names and shapes."),
+      always("sharding.sync_module_states", true,
+             "Accelerate's key; ranks always begin with equal weights."),
+      always("sharding.cpu_ram_efficient_loading", true,
+             "Accelerate's key; a rank always reads only its share."),
+      always("sharding.offload_params", false, "Accelerate's key; offload does not exist yet."),
+      always("sharding.activation_checkpointing", false,
+             "Accelerate's key; recomputation does not exist yet."),
+      unavailable("sharding.reshard_after_forward", "Reshard to a smaller group after forward."),
+      unavailable("sharding.ignored_modules", "Modules to leave unsharded."),
+  };
+}
+
+std::vector<RecipeKey> checkpoint_keys() {
+  using T = checkpoint::StateDictType;
+  return {
+      default_is("none",
+                 key(TESSERA_KEY(checkpoint, dir),
+                     "The folder of the checkpoints; without it none is written or looked for.")),
+      key(TESSERA_KEY(checkpoint, every),
+          "Steps between checkpoints; one more comes after the last step. 0: never, not at the end "
+          "either.",
+          at_least(0)),
+      key(TESSERA_KEY(checkpoint, keep), "Newest checkpoints to keep; 0: all.", at_least(0)),
+      also_called({"sharding.state_dict_type"},
+                  choice(TESSERA_KEY(checkpoint, state_dict_type),
+                         std::vector<Choice<T>>{{"FULL_STATE_DICT", T::full},
+                                                {"SHARDED_STATE_DICT", T::sharded},
+                                                {"LOCAL_STATE_DICT", T::full, false, false},
+                                                {"1", T::full, true, false},
+                                                {"3", T::sharded, true, false}},
+                         "One file that transformers reads, or a file a rank.")),
+      key(TESSERA_KEY(checkpoint, resume),
+          "`auto`: from the newest good checkpoint in `dir`, else from the start; `never`; or the "
+          "path of one."),
+      choice(TESSERA_KEY(checkpoint, dtype), floating_types,
+             "The dtype of the model's weights in the file."),
+  };
+}
+
+std::vector<RecipeKey> log_keys() {
+  return {
+      default_is("none", key(TESSERA_KEY(log, jsonl), "A file that gets one JSON object a step.")),
+      key(TESSERA_KEY(log, every), "Steps between progress lines where there is no terminal.",
+          at_least(1)),
+      unavailable("log.tensorboard", "A folder for TensorBoard."),
+      unavailable("log.trace", "A file for a trace of the run."),
+  };
+}
+
+// Every key under sharding is accepted with Accelerate's prefix as well, and so is where it has a
+// second name.
+void add_prefixed_synonyms(std::vector<RecipeKey>& keys) {
+  constexpr std::string_view section = "sharding.";
+  for (RecipeKey& row : keys) {
+    std::vector<std::string> names = row.synonyms;
+    names.push_back(row.name);
+    for (const std::string& name : names) {
+      if (name.starts_with(section)) {
+        row.synonyms.push_back("sharding.fsdp_" + name.substr(section.size()));
+      }
+    }
+  }
+}
+
+std::vector<RecipeKey> all_keys() {
+  std::vector<RecipeKey> keys;
+  for (auto part : {model_keys(), model_config_keys(), data_keys(), train_keys(), strategy_keys(),
+                    precision_and_group_keys(), checkpoint_keys(), log_keys()}) {
+    for (RecipeKey& row : part) keys.push_back(std::move(row));
+  }
+  add_prefixed_synonyms(keys);
+  return keys;
+}
+
+}  // namespace
+
+const std::vector<RecipeKey>& recipe_keys() {
+  static const std::vector<RecipeKey> keys = all_keys();
+  return keys;
+}
+
+}  // namespace tessera::cli

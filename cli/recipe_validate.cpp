@@ -1,0 +1,128 @@
+// Checks between keys and against the number of ranks.
+#include <cstdlib>
+
+#include "cli/recipe.h"
+#include "kernels/base/error.h"
+
+namespace tessera::cli {
+namespace {
+
+template <class... Args>
+void check(bool holds, const Recipe& recipe, const std::string& key,
+           fmt::format_string<Args...> text, Args&&... args) {
+  if (holds) return;
+  fail(ErrorCode::configuration, "{}: {} {}", where(recipe, key), key,
+       fmt::format(text, std::forward<Args>(args)...));
+}
+
+std::int64_t config_value(const Recipe& recipe, const char* name) {
+  return recipe.model.config.at(name).get<std::int64_t>();
+}
+
+void validate_gpt2(const Recipe& recipe) {
+  const std::int64_t width = config_value(recipe, "n_embd");
+  const std::int64_t heads = config_value(recipe, "n_head");
+  check(width % heads == 0, recipe, "model.n_embd", "{} is not divisible by model.n_head {}", width,
+        heads);
+  const std::int64_t positions = config_value(recipe, "n_positions");
+  check(recipe.model.seq_len <= positions, recipe, "model.seq_len",
+        "{} is more than the {} of model.n_positions", recipe.model.seq_len, positions);
+}
+
+void validate_llama(const Recipe& recipe) {
+  const std::int64_t width = config_value(recipe, "hidden_size");
+  const std::int64_t heads = config_value(recipe, "num_attention_heads");
+  const std::int64_t key_heads = config_value(recipe, "num_key_value_heads");
+  const std::int64_t head_size = config_value(recipe, "head_dim");
+  check(width % heads == 0 || recipe.given.contains("model.head_dim"), recipe,
+        "model.num_attention_heads", "{} does not divide model.hidden_size {}", heads, width);
+  check(heads % key_heads == 0, recipe, "model.num_key_value_heads",
+        "{} does not divide model.num_attention_heads {}", key_heads, heads);
+  check(head_size % 2 == 0 && head_size > 0, recipe, "model.head_dim",
+        "must be even for rotary positions, got {}", head_size);
+  const std::int64_t positions = config_value(recipe, "max_position_embeddings");
+  check(recipe.model.seq_len <= positions, recipe, "model.seq_len",
+        "{} is more than the {} of model.max_position_embeddings", recipe.model.seq_len, positions);
+  const auto scaling = recipe.model.config.find("rope_scaling");
+  if (scaling == recipe.model.config.end()) return;
+  check(scaling->contains("rope_type"), recipe, "model.rope_scaling.rope_type",
+        "is missing beside other keys of rope_scaling");
+  const bool is_llama3 = scaling->at("rope_type") == "llama3";
+  check(scaling->at("rope_type") == "default" || scaling->contains("factor"), recipe,
+        "model.rope_scaling.factor", "is missing beside rope_type");
+  if (!is_llama3) return;
+  for (const char* name :
+       {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}) {
+    check(scaling->contains(name), recipe, fmt::format("model.rope_scaling.{}", name),
+          "is missing for rope_type llama3");
+  }
+  check(scaling->at("high_freq_factor") > scaling->at("low_freq_factor"), recipe,
+        "model.rope_scaling.high_freq_factor", "must be above low_freq_factor");
+}
+
+void validate_model(const Recipe& recipe) {
+  if (recipe.model.pretrained) return;
+  constexpr std::int64_t byte_tokens = 256;
+  check(config_value(recipe, "vocab_size") >= byte_tokens, recipe, "model.vocab_size",
+        "{} is less than the {} tokens of data.tokenizer: bytes",
+        config_value(recipe, "vocab_size"), byte_tokens);
+  if (recipe.model.architecture == "gpt2") {
+    validate_gpt2(recipe);
+  } else {
+    validate_llama(recipe);
+  }
+}
+
+void validate_train(const Recipe& recipe) {
+  const TrainRecipe& train = recipe.train;
+  const std::int64_t decay_steps = train.lr_decay_steps.value_or(train.steps);
+  if (train.lr_schedule != LearningRateSchedule::constant) {
+    check(train.warmup_steps <= decay_steps, recipe, "train.warmup_steps",
+          "{} is more than the {} steps over which the learning rate falls", train.warmup_steps,
+          decay_steps);
+  }
+  check(train.min_lr <= train.lr, recipe, "train.min_lr", "{} is above train.lr {}", train.min_lr,
+        train.lr);
+  check(train.optimizer == OptimizerKind::sgd || train.momentum == 0, recipe, "train.momentum",
+        "is SGD's; leave it out or set train.optimizer: sgd");
+}
+
+void validate_sharding(const Recipe& recipe, int world_size) {
+  const ShardingRecipe& sharding = recipe.sharding;
+  if (is_hybrid(sharding.sharding_strategy) && sharding.group_size) {
+    check(world_size % *sharding.group_size == 0, recipe, "sharding.group_size",
+          "{} does not divide the {} ranks of the world", *sharding.group_size, world_size);
+  }
+  if (sharding.reduction_group) {
+    check(world_size % *sharding.reduction_group == 0, recipe, "sharding.reduction_group",
+          "{} does not divide the {} ranks of the world", *sharding.reduction_group, world_size);
+  }
+  check(sharding.transformer_layer_cls_to_wrap.empty() ||
+            sharding.auto_wrap_policy == AutoWrapPolicy::transformer_based,
+        recipe, "sharding.transformer_layer_cls_to_wrap",
+        "belongs to auto_wrap_policy: TRANSFORMER_BASED_WRAP");
+}
+
+}  // namespace
+
+void validate(const Recipe& recipe, int world_size) {
+  TESSERA_REQUIRE(world_size > 0, "validate() needs a world of at least one rank, got {}",
+                  world_size);
+  check(!recipe.data.train.empty(), recipe, "data.train", "is missing: the text file to train on");
+  validate_model(recipe);
+  validate_train(recipe);
+  validate_sharding(recipe, world_size);
+  check(!recipe.data.split_batches || recipe.data.batch_size % world_size == 0, recipe,
+        "data.batch_size", "{} cannot be split over {} ranks (data.split_batches: true)",
+        recipe.data.batch_size, world_size);
+  const bool wants_checkpoints =
+      recipe.given.contains("checkpoint.every") && recipe.checkpoint.every > 0;
+  check(recipe.checkpoint.dir || !wants_checkpoints, recipe, "checkpoint.every",
+        "needs checkpoint.dir, the folder to save into");
+}
+
+std::int64_t batch_size_per_rank(const Recipe& recipe, int world_size) {
+  return recipe.data.split_batches ? recipe.data.batch_size / world_size : recipe.data.batch_size;
+}
+
+}  // namespace tessera::cli

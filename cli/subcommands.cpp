@@ -1,0 +1,15 @@
+// The list of subcommands, in the order of the help.
+#include "cli/subcommands.h"
+
+namespace tessera::cli {
+
+const std::vector<Subcommand>& subcommands() {
+  static const std::vector<Subcommand> list = {
+      {"launch", "Start a program as N ranks on this machine", add_launch, true},
+      {"recipe", "Check a recipe and print all its values, or list the keys", add_recipe},
+      {"env", "Report versions, processor, memory and optional parts", add_environment},
+  };
+  return list;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,28 @@
+// A small YAML document as a tree that knows its lines. Bounded in size, depth and number of nodes,
+// and without the parts of YAML that a configuration has no use for (aliases, anchors, tags,
+// several documents).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace tessera::cli {
+
+struct YamlNode {
+  enum class Kind : std::uint8_t { null, scalar, sequence, mapping };
+  Kind kind = Kind::null;
+  std::string where;    // "recipe.yaml:12"
+  std::string text;     // of a scalar
+  bool quoted = false;  // a scalar in quotes is a text, whatever it looks like
+  std::vector<YamlNode> items;
+  std::vector<std::pair<YamlNode, YamlNode>> entries;  // scalar keys, none twice
+};
+
+// Throws Error(configuration) that begins with "source:line:". With `numbered` false the place is
+// `source` alone.
+YamlNode parse_yaml(std::string_view text, const std::string& source, bool numbered = true);
+
+}  // namespace tessera::cli

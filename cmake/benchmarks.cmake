@@ -1,0 +1,12 @@
+# Every bench/*_bench.cpp is a program of that name.
+find_package(benchmark CONFIG QUIET)
+file(GLOB tessera_benchmarks CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/bench/*_bench.cpp)
+foreach(source IN LISTS tessera_benchmarks)
+  cmake_path(GET source STEM name)
+  add_executable(${name} ${source})
+  target_link_libraries(${name} PRIVATE tessera tessera_settings DNNL::dnnl OpenMP::OpenMP_CXX)
+  if(TARGET benchmark::benchmark)
+    target_link_libraries(${name} PRIVATE benchmark::benchmark)
+  endif()
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
+endforeach()

@@ -1,0 +1,12 @@
+# What Tessera links against. Debian packages of the same names are listed in scripts/packages.txt.
+find_package(OpenMP REQUIRED COMPONENTS CXX)
+find_package(Threads REQUIRED)
+find_package(dnnl CONFIG REQUIRED)
+find_package(fmt CONFIG REQUIRED)
+find_package(spdlog CONFIG REQUIRED)
+find_package(nlohmann_json 3.10 CONFIG REQUIRED)
+find_package(yaml-cpp CONFIG REQUIRED)
+find_package(Eigen3 CONFIG REQUIRED)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(libhwy REQUIRED IMPORTED_TARGET libhwy)
+pkg_check_modules(libxxhash REQUIRED IMPORTED_TARGET libxxhash)

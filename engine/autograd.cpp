@@ -1,0 +1,306 @@
+// The tape and its engine.
+#include "engine/autograd.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "engine/launch.h"
+#include "engine/module_call.h"
+#include "kernels/base/error.h"
+
+namespace tessera {
+namespace {
+thread_local bool thread_grad_enabled = true;
+}
+
+bool grad_enabled() { return thread_grad_enabled; }
+NoGradGuard::NoGradGuard() : previous_(thread_grad_enabled) { thread_grad_enabled = false; }
+NoGradGuard::~NoGradGuard() { thread_grad_enabled = previous_; }
+
+namespace autograd {
+
+using detail::TensorData;
+
+// Where an input's gradient goes: to the node that made it, or into the leaf itself.
+struct Edge {
+  std::shared_ptr<Node> node;
+  int output = 0;
+  std::shared_ptr<TensorData> leaf;
+  Shape shape;
+  DType dtype = DType::float32;
+  Device device;
+
+  [[nodiscard]] bool wanted() const { return node != nullptr || leaf != nullptr; }
+};
+
+class Node {
+ public:
+  Op op;
+  std::uint64_t sequence = 0;
+  std::vector<Edge> inputs;
+  std::vector<Tensor> output_gradients;  // filled while backward runs
+  BackwardFunction backward;
+  std::shared_ptr<ModuleCall> call;
+};
+
+namespace {
+
+thread_local std::uint64_t next_sequence = 0;
+
+struct Run {
+  std::vector<std::function<void()>> callbacks;
+};
+thread_local Run* active_run = nullptr;
+
+Edge edge_to(const Tensor& input) {
+  Edge edge;
+  if (!input.defined() || !input.requires_grad()) return edge;
+  const auto& data = input.impl();
+  edge.shape = input.shape();
+  edge.dtype = input.dtype();
+  edge.device = input.device();
+  if (data->grad_node) {
+    edge.node = data->grad_node;
+    edge.output = data->grad_output;
+  } else {
+    edge.leaf = data;
+  }
+  return edge;
+}
+
+void add_into(const Tensor& destination, const Tensor& source) {
+  TESSERA_LAUNCH(destination.device(), cast,
+                 {source.data(), destination.data(), source.elements(), source.dtype(),
+                  destination.dtype(), 1.0f, true});
+}
+
+// The leaf's gradient tensor, made on first use.
+Tensor leaf_gradient(TensorData& leaf) {
+  if (!leaf.grad) {
+    leaf.grad = Tensor::empty(leaf.shape, leaf.dtype, leaf.storage->device()).impl();
+  }
+  return Tensor(leaf.grad);
+}
+
+void give_to_leaf(TensorData& leaf, const Tensor& gradient) {
+  Tensor destination = leaf_gradient(leaf);
+  if (leaf.grad_ready) {
+    add_into(destination, gradient);
+  } else {
+    destination.copy_from(Tensor::view_of(gradient.storage(), gradient.impl()->offset,
+                                          destination.shape(), gradient.dtype()));
+    leaf.grad_ready = true;
+  }
+}
+
+}  // namespace
+
+bool needs_graph(std::initializer_list<Tensor> inputs) {
+  if (!grad_enabled()) return false;
+  return std::any_of(inputs.begin(), inputs.end(),
+                     [](const Tensor& t) { return t.defined() && t.requires_grad(); });
+}
+
+void record(Op op, std::initializer_list<Tensor> inputs, std::initializer_list<Tensor> outputs,
+            BackwardFunction backward) {
+  if (!needs_graph(inputs)) return;
+  auto node = std::make_shared<Node>();
+  node->op = op;
+  node->sequence = next_sequence++;
+  node->backward = std::move(backward);
+  node->call = current_module_call();
+  for (const Tensor& input : inputs) node->inputs.push_back(edge_to(input));
+  node->output_gradients.resize(outputs.size());
+  int index = 0;
+  for (const Tensor& output : outputs) {
+    if (output.defined()) {
+      output.impl()->requires_grad = true;
+      output.impl()->grad_node = node;
+      output.impl()->grad_output = index;
+    }
+    ++index;
+  }
+}
+
+bool GradientSink::wants(int input) const {
+  return node_.inputs[static_cast<std::size_t>(input)].wanted();
+}
+
+GradientSink::Slot GradientSink::slot(int input) {
+  const Edge& edge = node_.inputs[static_cast<std::size_t>(input)];
+  TESSERA_REQUIRE(edge.wanted(), "{}: gradient slot of an input that wants none", name_of(node_.op));
+  if (edge.leaf) {
+    Tensor gradient = leaf_gradient(*edge.leaf);
+    if (gradient.dtype() == edge.dtype) {
+      const bool accumulate = edge.leaf->grad_ready;
+      edge.leaf->grad_ready = true;
+      return {gradient, accumulate};
+    }
+  } else {
+    Tensor& gradient = edge.node->output_gradients[static_cast<std::size_t>(edge.output)];
+    if (gradient.defined()) {
+      // A gradient that was handed over may share memory with another's; only what nobody else sees is added to in place.
+      if (sole_owner(gradient)) return {gradient, true};
+    } else {
+      gradient = Tensor::empty(edge.shape, edge.dtype, edge.device);
+      return {gradient, false};
+    }
+  }
+  Tensor temporary = Tensor::empty(edge.shape, edge.dtype, edge.device);
+  pending_.push_back({input, temporary});
+  return {temporary, false};
+}
+
+void GradientSink::add(int input, const Tensor& gradient) {
+  const Edge& edge = node_.inputs[static_cast<std::size_t>(input)];
+  if (!edge.wanted()) return;
+  TESSERA_REQUIRE(gradient.elements() == edge.shape.elements(),
+                  "{}: gradient of shape {} for an input of shape {}", name_of(node_.op),
+                  gradient.shape().to_string(), edge.shape.to_string());
+  if (edge.leaf) {
+    give_to_leaf(*edge.leaf, gradient);
+    return;
+  }
+  Tensor& held = edge.node->output_gradients[static_cast<std::size_t>(edge.output)];
+  if (!held.defined()) {
+    held = Tensor::view_of(gradient.storage(), gradient.impl()->offset, edge.shape, gradient.dtype());
+  } else if (sole_owner(held)) {
+    add_into(held, gradient);
+  } else {
+    Tensor sum = held.clone();
+    add_into(sum, gradient);
+    held = sum;
+  }
+}
+
+void GradientSink::commit() {
+  for (const Pending& item : pending_) add(item.input, item.tensor);
+  pending_.clear();
+}
+
+bool sole_owner(const Tensor& tensor) {
+  return tensor.impl().use_count() == 1 && tensor.storage().use_count() == 1;
+}
+
+// One backward pass: orders the nodes, walks the module calls, runs the hooks.
+class Engine {
+ public:
+  void run(const Tensor& root, const Tensor& seed) {
+    order(root.impl()->grad_node);
+    Tensor& root_gradient =
+        root.impl()->grad_node->output_gradients[static_cast<std::size_t>(root.impl()->grad_output)];
+    root_gradient = seed.defined() ? seed : Tensor::full(root.shape(), 1.0, root.dtype(), root.device());
+    for (auto& node : nodes_) {
+      move_to(node->call);
+      execute(*node);
+      node.reset();
+    }
+    move_to(nullptr);
+  }
+
+ private:
+  void order(const std::shared_ptr<Node>& root) {
+    std::unordered_set<const Node*> seen{root.get()};
+    nodes_.push_back(root);
+    for (std::size_t i = 0; i < nodes_.size(); ++i) {
+      TESSERA_REQUIRE(nodes_[i]->backward, "backward() a second time through {}: its graph was freed",
+                      name_of(nodes_[i]->op));
+      for (std::size_t k = 0; k < nodes_[i]->inputs.size(); ++k) {
+        const std::shared_ptr<Node> next = nodes_[i]->inputs[k].node;
+        if (next && seen.insert(next.get()).second) nodes_.push_back(next);
+      }
+    }
+    std::sort(nodes_.begin(), nodes_.end(),
+              [](const auto& a, const auto& b) { return a->sequence > b->sequence; });
+  }
+
+  static void execute(Node& node) {
+    const bool reached = std::any_of(node.output_gradients.begin(), node.output_gradients.end(),
+                                     [](const Tensor& t) { return t.defined(); });
+    if (reached) {
+      std::vector<Tensor> gradients = std::move(node.output_gradients);
+      GradientSink sink(node);
+      node.backward(gradients, sink);
+      gradients.clear();
+      sink.commit();
+    }
+    node.output_gradients.clear();
+    node.backward = nullptr;  // frees what was saved
+    node.inputs.clear();
+  }
+
+  // Leaves calls up to the common ancestor of here and `target`, then enters those that lead to it.
+  void move_to(const std::shared_ptr<ModuleCall>& target) {
+    if (target == call_) return;
+    std::vector<std::shared_ptr<ModuleCall>> entered;
+    std::shared_ptr<ModuleCall> up = target;
+    const auto depth = [](const auto& call) { return call ? call->depth : 0; };
+    while (depth(up) > depth(call_)) {
+      entered.push_back(up);
+      up = up->parent;
+    }
+    while (call_ != up) {
+      if (depth(call_) < depth(up) || (depth(call_) == depth(up) && up)) {
+        entered.push_back(up);
+        up = up->parent;
+      }
+      if (depth(call_) > depth(up)) {
+        const auto left = call_;
+        call_ = call_->parent;
+        if (left->hooks->after_backward) left->hooks->after_backward();
+      }
+    }
+    for (auto it = entered.rbegin(); it != entered.rend(); ++it) {
+      if ((*it)->hooks->before_backward) (*it)->hooks->before_backward();
+      call_ = *it;
+    }
+  }
+
+  std::vector<std::shared_ptr<Node>> nodes_;
+  std::shared_ptr<ModuleCall> call_;
+};
+
+void backward(const Tensor& root, const Tensor& seed) {
+  TESSERA_REQUIRE(root.defined() && root.requires_grad(),
+                  "backward() of a tensor that does not depend on a parameter");
+  TESSERA_REQUIRE(seed.defined() || root.elements() == 1,
+                  "backward() of a tensor of shape {} needs the gradient to begin with",
+                  root.shape().to_string());
+  TESSERA_REQUIRE(active_run == nullptr, "backward() within backward()");
+  const NoGradGuard no_grad;
+  if (!root.impl()->grad_node) {  // a leaf's gradient with respect to itself
+    give_to_leaf(*root.impl(), seed.defined() ? seed : Tensor::full(root.shape(), 1.0, root.dtype()));
+    return;
+  }
+  Run run;
+  active_run = &run;
+  struct Reset {
+    ~Reset() { active_run = nullptr; }
+  } const reset;
+  Engine().run(root, seed);
+  for (const auto& callback : run.callbacks) callback();
+}
+
+void at_end_of_backward(std::function<void()> callback) {
+  TESSERA_REQUIRE(active_run != nullptr, "no backward runs on this thread");
+  active_run->callbacks.push_back(std::move(callback));
+}
+
+bool in_backward() { return active_run != nullptr; }
+
+std::vector<Op> recorded_ops(const Tensor& root) {
+  std::vector<Op> ops;
+  std::vector<const Node*> pending{root.impl()->grad_node.get()};
+  std::unordered_set<const Node*> seen;
+  while (!pending.empty()) {
+    const Node* node = pending.back();
+    pending.pop_back();
+    if (node == nullptr || !seen.insert(node).second) continue;
+    ops.push_back(node->op);
+    for (const Edge& edge : node->inputs) pending.push_back(edge.node.get());
+  }
+  return ops;
+}
+
+}  // namespace autograd
+}  // namespace tessera

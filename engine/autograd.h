@@ -1,0 +1,92 @@
+// Tape autograd. Every differentiable op records a node; backward() runs the reachable nodes in the reverse order of
+// their making and frees them on the way.
+//
+// Nodes know in which module call they were made (engine/module_call.h), so that hooks fire when backward enters and leaves a
+// module, whatever tensors flowed in and out of it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "engine/ops/op_list.h"
+#include "engine/tensor.h"
+
+namespace tessera {
+
+// Whether ops of the calling thread record nodes.
+bool grad_enabled();
+
+class NoGradGuard {
+ public:
+  NoGradGuard();
+  ~NoGradGuard();
+  NoGradGuard(const NoGradGuard&) = delete;
+  NoGradGuard& operator=(const NoGradGuard&) = delete;
+
+ private:
+  bool previous_;
+};
+
+namespace autograd {
+
+class GradientSink;
+
+// Computes gradients of the inputs from those of the outputs (undefined where none arrived) and hands them to the sink.
+using BackwardFunction =
+    std::function<void(std::vector<Tensor>& output_gradients, GradientSink& sink)>;
+
+// True when a node must be recorded: gradients are on and an input wants one.
+bool needs_graph(std::initializer_list<Tensor> inputs);
+
+// Records `op` from inputs (undefined ones allowed, they get no gradient) to outputs. No-op unless needs_graph(inputs).
+void record(Op op, std::initializer_list<Tensor> inputs, std::initializer_list<Tensor> outputs,
+            BackwardFunction backward);
+
+// Where an op's backward puts the gradient of its i-th input. A gradient is written by `slot` (into memory that the sink chooses,
+// which for a parameter is the communication buffer itself) or handed over finished by `add`.
+class GradientSink {
+ public:
+  struct Slot {
+    Tensor tensor;            // write here
+    bool accumulate = false;  // add to what it holds instead of overwriting
+  };
+
+  [[nodiscard]] bool wants(int input) const;
+  // For kernels that can accumulate.
+  Slot slot(int input);
+  // A finished gradient; its memory may be kept. dtype and element count must be the input's.
+  void add(int input, const Tensor& gradient);
+
+  GradientSink(const GradientSink&) = delete;
+  GradientSink& operator=(const GradientSink&) = delete;
+
+ private:
+  friend class Engine;
+  explicit GradientSink(Node& node) : node_(node) {}
+  void commit();  // moves gradients that could not be written in place to where they belong
+
+  struct Pending {
+    int input;
+    Tensor tensor;
+  };
+  Node& node_;
+  std::vector<Pending> pending_;
+};
+
+// True when `tensor` is the only handle to its memory: a backward may then overwrite it.
+bool sole_owner(const Tensor& tensor);
+
+void backward(const Tensor& root, const Tensor& seed);
+
+// Calls `callback` when the backward that runs now on this thread has finished (before backward() returns).
+void at_end_of_backward(std::function<void()> callback);
+bool in_backward();
+
+// For tests: the ops of all nodes that lead to `root`.
+std::vector<Op> recorded_ops(const Tensor& root);
+
+}  // namespace autograd
+}  // namespace tessera

@@ -1,0 +1,56 @@
+// A balanced Feistel network over the next power of four, walking in cycles back into the range.
+#include "engine/data/permutation.h"
+
+#include "kernels/base/error.h"
+
+namespace tessera {
+namespace {
+
+// The finalizer of SplitMix64 (Steele, Lea, Flood, 2014): every input bit reaches every output bit.
+std::uint64_t scramble(std::uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+constexpr std::uint64_t golden_gamma = 0x9e3779b97f4a7c15u;
+
+}  // namespace
+
+std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
+  return scramble(scramble(a + golden_gamma) ^ (b * golden_gamma + 1));
+}
+
+Permutation::Permutation(std::uint64_t n, std::uint64_t seed, std::uint64_t epoch) : n_(n) {
+  TESSERA_REQUIRE(n > 0, "a permutation needs at least one element");
+  // Small domains mix badly in so few rounds, so they are cut out of one of 256.
+  half_bits_ = 4;
+  while (half_bits_ < 32 && (std::uint64_t{1} << (2 * half_bits_)) < n) ++half_bits_;
+  std::uint64_t state = mix(seed, epoch);
+  for (std::uint64_t& key : keys_) key = scramble(state += golden_gamma);
+}
+
+std::uint64_t Permutation::encrypt(std::uint64_t value) const {
+  const std::uint64_t mask = (std::uint64_t{1} << half_bits_) - 1;
+  std::uint64_t left = value >> half_bits_;
+  std::uint64_t right = value & mask;
+  for (const std::uint64_t key : keys_) {
+    const std::uint64_t next = left ^ (scramble(right + key) & mask);
+    left = right;
+    right = next;
+  }
+  return (left << half_bits_) | right;
+}
+
+std::uint64_t Permutation::operator()(std::uint64_t index) const {
+  TESSERA_REQUIRE(index < n_, "index {} is outside a permutation of {}", index, n_);
+  // A permutation's cycle through `index` comes back into the range at the latest at `index`
+  // itself.
+  std::uint64_t value = index;
+  do {
+    value = encrypt(value);
+  } while (value >= n_);
+  return value;
+}
+
+}  // namespace tessera

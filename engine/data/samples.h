@@ -1,0 +1,63 @@
+// Training sequences by their global number. A sequence depends on nothing but its number, so data
+// order is the same on every world size, and a run resumes in the middle of an epoch from the
+// number alone.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "engine/data/corpus.h"
+
+namespace tessera {
+
+// `count` sequences of `seq_len` tokens, row after row. targets[i] is the token that follows
+// inputs[i].
+struct Batch {
+  std::int64_t count = 0;
+  std::int64_t seq_len = 0;
+  std::int64_t first_sample = 0;  // global number of row 0
+  std::vector<std::int32_t> inputs;
+  std::vector<std::int32_t> targets;
+};
+
+struct SampleOptions {
+  std::int64_t seq_len = 0;
+  bool shuffle = true;
+  std::uint64_t seed = 0;
+};
+
+// The corpus cut into windows whose inputs do not overlap. An epoch takes every window once: in the
+// file's order, or shuffled in another order each epoch and from another starting token, so that
+// the cuts move as far as the rest of the file that fills no window allows.
+class Samples {
+ public:
+  // Throws Error(data) naming the sizes when the corpus is shorter than one sequence and its last
+  // target.
+  Samples(std::shared_ptr<const Corpus> corpus, const SampleOptions& options);
+
+  [[nodiscard]] std::int64_t samples_per_epoch() const { return windows_; }
+  [[nodiscard]] const Corpus& corpus() const { return *corpus_; }
+
+  // The first input token of a sample in the corpus.
+  [[nodiscard]] std::int64_t position(std::int64_t sample) const;
+  // Samples first_sample ... first_sample + count - 1, over as many epochs as they reach into.
+  [[nodiscard]] Batch batch(std::int64_t first_sample, std::int64_t count) const;
+  // The same into a batch whose memory is used again.
+  void fill(std::int64_t first_sample, std::int64_t count, Batch& batch) const;
+
+ private:
+  std::shared_ptr<const Corpus> corpus_;
+  SampleOptions options_;
+  std::int64_t windows_ = 0;
+};
+
+// The number of the first sample of a rank's micro-batch: W ranks of batch B see, micro-batch by
+// micro-batch, what one rank of batch W x B sees. Micro-batches are numbered from 0 over the whole
+// run.
+constexpr std::int64_t first_sample_of(std::int64_t micro_batch, std::int64_t world_size,
+                                       std::int64_t rank, std::int64_t batch_size) {
+  return (micro_batch * world_size + rank) * batch_size;
+}
+
+}  // namespace tessera

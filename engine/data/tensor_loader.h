@@ -1,0 +1,68 @@
+// Batches of pairs of tensors, in an order that does not depend on the number of ranks.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "engine/tensor.h"
+
+namespace tessera::data {
+
+// inputs [N, ...] and targets [N, ...]: sample i is row i of both.
+struct TensorDataset {
+  Tensor inputs;
+  Tensor targets;
+};
+
+struct TensorLoaderOptions {
+  std::int64_t batch_size = 1;  // samples of one rank in a step
+  bool shuffle = false;
+  std::uint64_t seed = 0;
+  bool drop_last = false;       // else the last batches of an epoch are filled up with the epoch's first samples
+};
+
+// Iterating is one epoch; each begin() after the first is the next epoch. Telling the generator where the batch lies (engine/random.h)
+// is part of taking one.
+class TensorLoader {
+ public:
+  TensorLoader(TensorDataset dataset, const TensorLoaderOptions& options);
+
+  // The same data seen by one rank of a world.
+  [[nodiscard]] TensorLoader for_rank(int rank, int world_size) const;
+  [[nodiscard]] std::int64_t steps_per_epoch() const;
+  // Of the batch given last: how many of its samples were not filling.
+  [[nodiscard]] std::int64_t real_samples() const { return real_samples_; }
+
+  class Iterator {
+   public:
+    std::pair<Tensor, Tensor> operator*() const { return loader_->batch(step_); }
+    Iterator& operator++() {
+      ++step_;
+      return *this;
+    }
+    bool operator!=(const Iterator& other) const { return step_ != other.step_; }
+
+   private:
+    friend class TensorLoader;
+    Iterator(TensorLoader* loader, std::int64_t step) : loader_(loader), step_(step) {}
+    TensorLoader* loader_;
+    std::int64_t step_;
+  };
+  Iterator begin();
+  Iterator end() { return {this, steps_per_epoch()}; }
+
+ private:
+  std::pair<Tensor, Tensor> batch(std::int64_t step);
+  [[nodiscard]] std::int64_t sample(std::int64_t position) const;
+
+  TensorDataset dataset_;
+  TensorLoaderOptions options_;
+  int rank_ = 0;
+  int world_size_ = 1;
+  std::int64_t epoch_ = -1;
+  std::int64_t real_samples_ = 0;
+  std::vector<std::int64_t> order_;  // of this epoch; empty: as they lie
+};
+
+}  // namespace tessera::data

@@ -1,0 +1,30 @@
+// The byte tokenizer.
+#include "engine/data/tokenizer.h"
+
+#include "kernels/base/error.h"
+
+namespace tessera {
+
+std::vector<std::int32_t> ByteTokenizer::encode(std::string_view text) const {
+  std::vector<std::int32_t> ids(text.size());
+  for (std::size_t i = 0; i < text.size(); ++i) ids[i] = static_cast<unsigned char>(text[i]);
+  return ids;
+}
+
+std::string ByteTokenizer::decode(std::span<const std::int32_t> ids) const {
+  std::string text(ids.size(), '\0');
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    TESSERA_CHECK(ids[i] >= 0 && ids[i] < 256, ErrorCode::data,
+                  "token {} at position {} is not a byte (0 to 255)", ids[i], i);
+    text[i] = static_cast<char>(ids[i]);
+  }
+  return text;
+}
+
+std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name) {
+  TESSERA_CHECK(name == "bytes", ErrorCode::configuration,
+                "tokenizer {} is not available in this version; use bytes", name);
+  return std::make_shared<ByteTokenizer>();
+}
+
+}  // namespace tessera

@@ -1,0 +1,128 @@
+// The module tree.
+#include "engine/nn/module.h"
+
+#include <cxxabi.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <typeinfo>
+#include <unordered_set>
+
+#include "engine/random.h"
+#include "kernels/base/error.h"
+
+namespace tessera::nn {
+namespace {
+
+thread_local DType parameter_dtype = float32;
+
+std::string join(const std::string& prefix, const std::string& name) {
+  return prefix.empty() ? name : prefix + "." + name;
+}
+
+void collect_parameters(const Module& module, const std::string& prefix,
+                        std::unordered_set<const void*>& seen, std::vector<NamedParameter>& out) {
+  for (const auto& [name, tensor] : module.own_parameters()) {
+    if (seen.insert(tensor.impl().get()).second) {
+      out.push_back({join(prefix, name), tensor, tensor.shape()});
+    }
+  }
+  for (const auto& [name, child] : module.children()) {
+    collect_parameters(*child, join(prefix, name), seen, out);
+  }
+}
+
+void collect_modules(Module& module, const std::string& prefix,
+                     std::unordered_set<const Module*>& seen,
+                     std::vector<std::pair<std::string, Module*>>& out) {
+  if (!seen.insert(&module).second) return;
+  out.emplace_back(prefix, &module);
+  for (const auto& [name, child] : module.children()) {
+    collect_modules(*child, join(prefix, name), seen, out);
+  }
+}
+
+}  // namespace
+
+std::vector<NamedParameter> Module::named_parameters() const {
+  std::vector<NamedParameter> out;
+  std::unordered_set<const void*> seen;
+  collect_parameters(*this, "", seen, out);
+  return out;
+}
+
+std::vector<std::pair<std::string, Module*>> Module::named_modules() {
+  std::vector<std::pair<std::string, Module*>> out;
+  std::unordered_set<const Module*> seen;
+  collect_modules(*this, "", seen, out);
+  return out;
+}
+
+void Module::train(bool on) {
+  for (const auto& [name, module] : named_modules()) module->training_ = on;
+}
+
+std::string Module::class_name() const {
+  const std::unique_ptr<char, decltype(&std::free)> demangled(
+      abi::__cxa_demangle(typeid(*this).name(), nullptr, nullptr, nullptr), &std::free);
+  std::string name = demangled ? demangled.get() : typeid(*this).name();
+  if (const auto colon = name.rfind("::"); colon != std::string::npos) name.erase(0, colon + 2);
+  if (name.ends_with("Impl")) name.resize(name.size() - 4);
+  return name;
+}
+
+void Module::replace_parameter(const Tensor& old, const Tensor& tensor) {
+  for (const auto& [name, module] : named_modules()) {
+    for (auto& [parameter_name, parameter] : module->parameters_) {
+      if (parameter.impl() == old.impl()) parameter = tensor;
+    }
+  }
+}
+
+Tensor Module::register_parameter(const std::string& name, Tensor parameter) {
+  TESSERA_REQUIRE(!name.empty() && name.find('.') == std::string::npos,
+                  "parameter name \"{}\" of {} is empty or has a dot", name, class_name());
+  for (const auto& [other, tensor] : parameters_) {
+    TESSERA_REQUIRE(other != name, "{} has a parameter {} already", class_name(), name);
+  }
+  TESSERA_REQUIRE(parameter.defined(), "parameter {} of {} is undefined", name, class_name());
+  parameters_.emplace_back(name, parameter);
+  return parameter;
+}
+
+const Tensor& Module::parameter(std::string_view name) const {
+  const auto found = std::find_if(parameters_.begin(), parameters_.end(),
+                                  [&](const auto& entry) { return entry.first == name; });
+  TESSERA_REQUIRE(found != parameters_.end(), "{} has no parameter {}", class_name(), name);
+  return found->second;
+}
+
+void Module::add_child(const std::string& name, std::shared_ptr<Module> child) {
+  TESSERA_REQUIRE(!name.empty() && name.find('.') == std::string::npos,
+                  "module name \"{}\" in {} is empty or has a dot", name, class_name());
+  TESSERA_REQUIRE(child != nullptr, "module {} in {} is an empty handle", name, class_name());
+  for (const auto& [other, module] : children_) {
+    TESSERA_REQUIRE(other != name, "{} has a module {} already", class_name(), name);
+  }
+  children_.emplace_back(name, std::move(child));
+}
+
+DType default_parameter_dtype() { return parameter_dtype; }
+
+ParameterDTypeGuard::ParameterDTypeGuard(DType dtype) : previous_(parameter_dtype) {
+  TESSERA_REQUIRE(is_floating(dtype), "parameters cannot be {}", name_of(dtype));
+  parameter_dtype = dtype;
+}
+ParameterDTypeGuard::~ParameterDTypeGuard() { parameter_dtype = previous_; }
+
+Tensor make_parameter(const Shape& shape, Initializer initializer, DType dtype) {
+  initializer.seed = current_seed();
+  initializer.stream = next_parameter_stream();
+  Tensor parameter = Tensor::empty(shape, dtype);
+  if (!parameter.is_meta()) initializer.fill(parameter.data(), dtype, 0, parameter.elements());
+  parameter.impl()->initializer = std::make_shared<Initializer>(initializer);
+  parameter.set_requires_grad(true);
+  return parameter;
+}
+
+}  // namespace tessera::nn

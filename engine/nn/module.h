@@ -1,0 +1,140 @@
+// Modules: named parameters and children, as in libtorch.
+//
+//   struct BlockImpl : nn::Module { BlockImpl(...); Tensor forward(const Tensor& x); };
+//   TESSERA_MODULE(Block);      // Block is a handle: Block(...) makes one, block(x) calls forward with hooks
+//
+// A root module may also be an ordinary object (`struct Net : nn::Module`), called as net.forward(x).
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "engine/module_call.h"
+#include "engine/tensor.h"
+
+namespace tessera::nn {
+
+class Module;
+
+// A parameter under its full name ("h.0.attn.c_attn.weight"). `shape` is the logical shape, also where `tensor` is one rank's shard.
+struct NamedParameter {
+  std::string name;
+  Tensor tensor;
+  Shape shape;
+};
+
+class Module {
+ public:
+  Module() = default;
+  virtual ~Module() = default;
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+
+  // Depth first in the order of registration. A parameter that is registered twice (tied) comes once, under its first name.
+  [[nodiscard]] std::vector<NamedParameter> named_parameters() const;
+  [[nodiscard]] std::vector<NamedParameter> parameters() const { return named_parameters(); }
+  // This module ("" first) and all below, each once.
+  [[nodiscard]] std::vector<std::pair<std::string, Module*>> named_modules();
+  [[nodiscard]] const std::vector<std::pair<std::string, Tensor>>& own_parameters() const { return parameters_; }
+  [[nodiscard]] const std::vector<std::pair<std::string, std::shared_ptr<Module>>>& children() const {
+    return children_;
+  }
+
+  // Training mode, of this module and all below. Dropout acts in training mode only.
+  void train(bool on = true);
+  void eval() { train(false); }
+  [[nodiscard]] bool is_training() const { return training_; }
+
+  // The class's name without namespaces and "Impl": what TRANSFORMER_BASED_WRAP names.
+  [[nodiscard]] virtual std::string class_name() const;
+  // A module whose children's parameters are used outside the children's own forward (fused ops): wrap policies never cut below.
+  [[nodiscard]] virtual bool is_indivisible() const { return false; }
+
+  // Set by sharding; one set of hooks a module.
+  void set_hooks(std::shared_ptr<const ModuleHooks> hooks) { hooks_ = std::move(hooks); }
+  [[nodiscard]] const std::shared_ptr<const ModuleHooks>& hooks() const { return hooks_; }
+
+  // Puts `tensor` in place of every registration of `old` in this tree (sharding swaps parameters for views).
+  void replace_parameter(const Tensor& old, const Tensor& tensor);
+
+ protected:
+  // The name must be new in this module and have no dot. Returns what is registered.
+  Tensor register_parameter(const std::string& name, Tensor parameter);
+  template <class Handle>
+  Handle register_module(const std::string& name, Handle handle) {
+    add_child(name, handle.pointer());
+    return handle;
+  }
+  // The parameter itself, looked up: members would keep a tensor that sharding has replaced.
+  [[nodiscard]] const Tensor& parameter(std::string_view name) const;
+
+ private:
+  void add_child(const std::string& name, std::shared_ptr<Module> child);
+
+  std::vector<std::pair<std::string, Tensor>> parameters_;
+  std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
+  std::shared_ptr<const ModuleHooks> hooks_;
+  bool training_ = true;
+};
+
+// A shared handle to a module. Default-constructed handles are empty.
+template <class Impl>
+class ModuleHandle {
+ public:
+  ModuleHandle() = default;
+  explicit ModuleHandle(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+  template <class... Args, class = std::enable_if_t<(sizeof...(Args) > 0)>,
+            class = std::enable_if_t<std::is_constructible_v<Impl, Args...>>>
+  explicit ModuleHandle(Args&&... args) : impl_(std::make_shared<Impl>(std::forward<Args>(args)...)) {}
+
+  Impl* operator->() const { return impl_.get(); }
+  Impl& operator*() const { return *impl_; }
+  explicit operator bool() const { return impl_ != nullptr; }
+  [[nodiscard]] std::shared_ptr<Module> pointer() const { return impl_; }
+
+  // forward with the module's hooks around it.
+  template <class... Args>
+  auto operator()(Args&&... args) const {
+    ModuleCallScope scope(impl_->hooks());
+    auto result = impl_->forward(std::forward<Args>(args)...);
+    scope.finish();
+    return result;
+  }
+
+ private:
+  std::shared_ptr<Impl> impl_;
+};
+
+#define TESSERA_MODULE(Name)                                       \
+  class Name : public ::tessera::nn::ModuleHandle<Name##Impl> {    \
+   public:                                                         \
+    using ::tessera::nn::ModuleHandle<Name##Impl>::ModuleHandle;   \
+  }
+
+// The dtype of parameters that the calling thread makes: float32 unless a guard says otherwise.
+DType default_parameter_dtype();
+
+class ParameterDTypeGuard {
+ public:
+  explicit ParameterDTypeGuard(DType dtype);
+  ~ParameterDTypeGuard();
+  ParameterDTypeGuard(const ParameterDTypeGuard&) = delete;
+  ParameterDTypeGuard& operator=(const ParameterDTypeGuard&) = delete;
+
+ private:
+  DType previous_;
+};
+
+// Makes a parameter on the thread's default device; on `meta` the values come when it is materialised.
+Tensor make_parameter(const Shape& shape, Initializer initializer,
+                      DType dtype = default_parameter_dtype());
+inline Initializer constant(double value) { return {Initializer::Kind::constant, value, 0}; }
+inline Initializer uniform(double low, double high) { return {Initializer::Kind::uniform, low, high}; }
+inline Initializer normal(double mean, double deviation) { return {Initializer::Kind::normal, mean, deviation}; }
+
+}  // namespace tessera::nn

@@ -1,0 +1,119 @@
+// Element-wise arithmetic with broadcasting of the second operand.
+#include "engine/autograd.h"
+#include "engine/launch.h"
+#include "engine/ops.h"
+#include "kernels/base/error.h"
+
+namespace tessera {
+namespace {
+
+using kernels::BinaryOp;
+
+// How b repeats over a: `outer` times `inner` elements.
+struct Broadcast {
+  std::int64_t outer = 1;
+  std::int64_t inner = 1;
+};
+
+Broadcast broadcast(const char* op, const Tensor& a, const Tensor& b) {
+  TESSERA_REQUIRE(a.dtype() == b.dtype(), "{}: dtypes {} and {} differ; cast one of them", op,
+                  name_of(a.dtype()), name_of(b.dtype()));
+  if (b.elements() == 1) return {a.elements(), 1};
+  const int skipped = a.dimensions() - b.dimensions();
+  bool suffix = skipped >= 0;
+  for (int i = 0; suffix && i < b.dimensions(); ++i) suffix = a.size(skipped + i) == b.size(i);
+  TESSERA_REQUIRE(suffix, "{}: shape {} is not the last dimensions of {}", op,
+                  b.shape().to_string(), a.shape().to_string());
+  return {b.elements() == 0 ? 0 : a.elements() / b.elements(), b.elements()};
+}
+
+Tensor launch(BinaryOp op, const Tensor& a, const Tensor& b, Broadcast shape) {
+  Tensor out = Tensor::empty(a.shape(), a.dtype(), a.device());
+  TESSERA_LAUNCH(a.device(), binary,
+                 {op, a.data(), b.data(), out.data(), shape.outer, shape.inner, a.dtype()});
+  return out;
+}
+
+Tensor scaled(const Tensor& x, double scale) {
+  Tensor out = Tensor::empty(x.shape(), x.dtype(), x.device());
+  TESSERA_LAUNCH(x.device(), affine, {x.data(), out.data(), x.elements(), x.dtype(), scale, 0.0});
+  return out;
+}
+
+// Sums a gradient of a's shape down to b's.
+void reduce_to(autograd::GradientSink& sink, int input, const Tensor& gradient, Broadcast shape) {
+  if (shape.outer == 1) {
+    sink.add(input, gradient);
+    return;
+  }
+  const auto [out, accumulate] = sink.slot(input);
+  TESSERA_LAUNCH(out.device(), sum_rows,
+                 {gradient.data(), out.data(), shape.outer, shape.inner, out.dtype(), accumulate});
+}
+
+}  // namespace
+
+Tensor add(const Tensor& a, const Tensor& b) {
+  const Broadcast shape = broadcast("add", a, b);
+  Tensor out = launch(BinaryOp::add, a, b, shape);
+  autograd::record(Op::add, {a, b}, {out},
+                   [shape](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+                     sink.add(0, dout[0]);
+                     if (sink.wants(1)) reduce_to(sink, 1, dout[0], shape);
+                   });
+  return out;
+}
+
+Tensor subtract(const Tensor& a, const Tensor& b) {
+  const Broadcast shape = broadcast("subtract", a, b);
+  Tensor out = launch(BinaryOp::subtract, a, b, shape);
+  autograd::record(Op::subtract, {a, b}, {out},
+                   [shape](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+                     sink.add(0, dout[0]);
+                     if (sink.wants(1)) reduce_to(sink, 1, scaled(dout[0], -1.0), shape);
+                   });
+  return out;
+}
+
+Tensor multiply(const Tensor& a, const Tensor& b) {
+  const Broadcast shape = broadcast("multiply", a, b);
+  Tensor out = launch(BinaryOp::multiply, a, b, shape);
+  autograd::record(
+      Op::multiply, {a, b}, {out},
+      [a, b, shape](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        if (sink.wants(0)) sink.add(0, launch(BinaryOp::multiply, dout[0], b, shape));
+        if (sink.wants(1)) {
+          reduce_to(sink, 1, launch(BinaryOp::multiply, dout[0], a, {1, a.elements()}), shape);
+        }
+      });
+  return out;
+}
+
+Tensor divide(const Tensor& a, const Tensor& b) {
+  const Broadcast shape = broadcast("divide", a, b);
+  Tensor out = launch(BinaryOp::divide, a, b, shape);
+  autograd::record(
+      Op::divide, {a, b}, {out},
+      [a, b, shape](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        const Tensor da = launch(BinaryOp::divide, dout[0], b, shape);
+        if (sink.wants(1)) {  // -dout * a / b^2
+          Tensor db = launch(BinaryOp::multiply, da, a, {1, a.elements()});
+          db = scaled(launch(BinaryOp::divide, db, b, shape), -1.0);
+          reduce_to(sink, 1, db, shape);
+        }
+        sink.add(0, da);
+      });
+  return out;
+}
+
+Tensor affine(const Tensor& x, double scale, double shift) {
+  Tensor out = Tensor::empty(x.shape(), x.dtype(), x.device());
+  TESSERA_LAUNCH(x.device(), affine, {x.data(), out.data(), x.elements(), x.dtype(), scale, shift});
+  autograd::record(Op::affine, {x}, {out},
+                   [scale](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+                     sink.add(0, scaled(dout[0], scale));
+                   });
+  return out;
+}
+
+}  // namespace tessera

@@ -1,0 +1,186 @@
+// Attention over separate or packed projections, and rotary positions.
+#include <cmath>
+
+#include "engine/autograd.h"
+#include "engine/launch.h"
+#include "engine/ops.h"
+#include "engine/random.h"
+#include "kernels/base/error.h"
+
+namespace tessera {
+namespace {
+
+// Where q, k and v lie: three tensors, or one with element offsets.
+struct Projections {
+  Tensor q, k, v;
+  std::int64_t k_offset = 0, v_offset = 0;  // elements
+
+  [[nodiscard]] std::byte* at(const Tensor& t, std::int64_t offset) const {
+    return t.data() + static_cast<std::size_t>(offset) * size_of(t.dtype());
+  }
+  [[nodiscard]] std::byte* q_data() const { return q.data(); }
+  [[nodiscard]] std::byte* k_data() const { return at(k, k_offset); }
+  [[nodiscard]] std::byte* v_data() const { return at(v, v_offset); }
+};
+
+kernels::AttentionShape attention_shape(const AttentionOptions& options, std::int64_t batch,
+                                        std::int64_t query_length, std::int64_t key_length,
+                                        std::int64_t head_dim, DType dtype) {
+  kernels::AttentionShape shape{};
+  shape.batch = batch;
+  shape.heads = options.heads;
+  shape.key_heads = options.key_heads == 0 ? options.heads : options.key_heads;
+  shape.head_dim = head_dim;
+  shape.query_length = query_length;
+  shape.key_length = key_length;
+  shape.out_stride = options.heads * head_dim;
+  shape.scale = static_cast<float>(
+      options.scale != 0 ? options.scale : 1.0 / std::sqrt(static_cast<double>(head_dim)));
+  shape.causal = options.causal;
+  shape.dropout = static_cast<float>(options.dropout);
+  if (shape.dropout > 0) {
+    shape.key = next_dropout_key();
+    shape.first_sample = batch_position().first_sample;
+  }
+  shape.dtype = dtype;
+  return shape;
+}
+
+void check_heads(const AttentionOptions& options) {
+  const std::int64_t key_heads = options.key_heads == 0 ? options.heads : options.key_heads;
+  TESSERA_REQUIRE(options.heads > 0 && key_heads > 0 && options.heads % key_heads == 0,
+                  "attention: {} query heads cannot share {} key heads", options.heads, key_heads);
+}
+
+void check_mask(const AttentionOptions& options, std::int64_t batch, std::int64_t key_length) {
+  if (!options.key_mask.defined()) return;
+  TESSERA_REQUIRE(options.key_mask.shape() == (Shape{batch, key_length}) &&
+                      size_of(options.key_mask.dtype()) == 1,
+                  "attention: key_mask of {} {} for [{}, {}] keys",
+                  name_of(options.key_mask.dtype()), options.key_mask.shape().to_string(), batch,
+                  key_length);
+}
+
+struct Forward {
+  Tensor out;
+  Tensor log_sum_exp;
+};
+
+Forward forward(const Projections& p, const kernels::AttentionShape& shape, const Tensor& mask) {
+  const Device device = p.q.device();
+  Forward result{Tensor::empty({shape.batch, shape.query_length, shape.out_stride}, shape.dtype, device),
+                 Tensor::empty({shape.batch, shape.heads, shape.query_length},
+                               shape.dtype == float64 ? float64 : float32, device)};
+  kernels::AttentionForward arguments{shape, nullptr, nullptr, nullptr, nullptr, nullptr};
+  if (!device.is_meta()) {
+    arguments = {shape, p.q_data(), p.k_data(), p.v_data(), result.out.data(), result.log_sum_exp.data()};
+    if (mask.defined()) arguments.shape.key_mask = reinterpret_cast<const std::uint8_t*>(mask.data());
+  }
+  TESSERA_LAUNCH(device, attention_forward, arguments);
+  return result;
+}
+
+void backward(const Projections& p, const kernels::AttentionShape& shape, const Tensor& mask,
+              const Forward& saved, const Tensor& dout, const Projections& gradients) {
+  if (dout.is_meta()) return;
+  kernels::AttentionBackward arguments{shape,
+                                       dout.data(),
+                                       p.q_data(),
+                                       p.k_data(),
+                                       p.v_data(),
+                                       saved.out.data(),
+                                       saved.log_sum_exp.data(),
+                                       gradients.q_data(),
+                                       gradients.k_data(),
+                                       gradients.v_data()};
+  if (mask.defined()) arguments.shape.key_mask = reinterpret_cast<const std::uint8_t*>(mask.data());
+  TESSERA_LAUNCH(dout.device(), attention_backward, arguments);
+}
+
+}  // namespace
+
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options) {
+  check_heads(options);
+  const std::int64_t key_heads = options.key_heads == 0 ? options.heads : options.key_heads;
+  TESSERA_REQUIRE(q.dimensions() == 3 && k.dimensions() == 3 && k.shape() == v.shape() &&
+                      q.size(0) == k.size(0) && q.size(2) % options.heads == 0 &&
+                      q.size(2) / options.heads * key_heads == k.size(2) &&
+                      q.dtype() == k.dtype() && q.dtype() == v.dtype(),
+                  "attention: q {}, k {}, v {} with {} heads and {} key heads",
+                  q.shape().to_string(), k.shape().to_string(), v.shape().to_string(),
+                  options.heads, key_heads);
+  check_mask(options, q.size(0), k.size(1));
+  auto shape = attention_shape(options, q.size(0), q.size(1), k.size(1),
+                               q.size(2) / options.heads, q.dtype());
+  shape.q_stride = q.size(2);
+  shape.k_stride = shape.v_stride = k.size(2);
+  const Projections inputs{q, k, v};
+  const Forward result = forward(inputs, shape, options.key_mask);
+  const Forward saved{result.out.detach(), result.log_sum_exp};
+  autograd::record(Op::attention, {q, k, v}, {result.out},
+                   [=, mask = options.key_mask](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+                     const auto like = [](const Tensor& t) {
+                       return Tensor::empty(t.shape(), t.dtype(), t.device());
+                     };
+                     const Projections gradients{like(q), like(k), like(v)};
+                     backward(inputs, shape, mask, saved, dout[0], gradients);
+                     sink.add(0, gradients.q);
+                     sink.add(1, gradients.k);
+                     sink.add(2, gradients.v);
+                   });
+  return result.out;
+}
+
+Tensor packed_attention(const Tensor& qkv, const AttentionOptions& options) {
+  check_heads(options);
+  const std::int64_t key_heads = options.key_heads == 0 ? options.heads : options.key_heads;
+  TESSERA_REQUIRE(qkv.dimensions() == 3 && qkv.size(2) % (options.heads + 2 * key_heads) == 0,
+                  "packed_attention: qkv of shape {} with {} heads and {} key heads",
+                  qkv.shape().to_string(), options.heads, key_heads);
+  check_mask(options, qkv.size(0), qkv.size(1));
+  const std::int64_t head_dim = qkv.size(2) / (options.heads + 2 * key_heads);
+  auto shape = attention_shape(options, qkv.size(0), qkv.size(1), qkv.size(1), head_dim, qkv.dtype());
+  shape.q_stride = shape.k_stride = shape.v_stride = qkv.size(2);
+  const std::int64_t k_offset = options.heads * head_dim;
+  const std::int64_t v_offset = k_offset + key_heads * head_dim;
+  const Projections inputs{qkv, qkv, qkv, k_offset, v_offset};
+  const Forward result = forward(inputs, shape, options.key_mask);
+  const Forward saved{result.out.detach(), result.log_sum_exp};
+  autograd::record(
+      Op::packed_attention, {qkv}, {result.out},
+      [=, mask = options.key_mask](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        const Tensor dqkv = Tensor::empty(inputs.q.shape(), shape.dtype, inputs.q.device());
+        backward(inputs, shape, mask, saved, dout[0], {dqkv, dqkv, dqkv, k_offset, v_offset});
+        sink.add(0, dqkv);
+      });
+  return result.out;
+}
+
+Tensor rotary(const Tensor& x, std::int64_t heads, const Tensor& cosine, const Tensor& sine,
+              std::int64_t first_position) {
+  TESSERA_REQUIRE(x.dimensions() == 3 && heads > 0 && x.size(2) % (2 * heads) == 0,
+                  "rotary: x of shape {} with {} heads", x.shape().to_string(), heads);
+  const std::int64_t head_dim = x.size(2) / heads;
+  TESSERA_REQUIRE(cosine.shape() == sine.shape() && cosine.dimensions() == 2 &&
+                      cosine.size(1) == head_dim / 2 && cosine.size(0) >= first_position + x.size(1) &&
+                      cosine.dtype() == float32 && sine.dtype() == float32,
+                  "rotary: tables of shape {} for positions {} to {} of head size {}",
+                  cosine.shape().to_string(), first_position, first_position + x.size(1), head_dim);
+  const auto rotate = [=](const Tensor& in, const Tensor& out, bool inverse) {
+    TESSERA_LAUNCH(in.device(), rotary,
+                   {in.data(), out.data(), cosine.data_as<float>(), sine.data_as<float>(),
+                    in.size(0) * in.size(1), in.size(1), heads, head_dim, first_position,
+                    in.size(2), in.size(2), inverse, in.dtype()});
+  };
+  Tensor out = Tensor::empty(x.shape(), x.dtype(), x.device());
+  rotate(x, out, false);
+  autograd::record(Op::rotary, {x}, {out},
+                   [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+                     Tensor dx = Tensor::empty(dout[0].shape(), dout[0].dtype(), dout[0].device());
+                     rotate(dout[0], dx, true);
+                     sink.add(0, dx);
+                   });
+  return out;
+}
+
+}  // namespace tessera

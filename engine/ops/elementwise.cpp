@@ -1,0 +1,93 @@
+// Unary functions, casts, views and reductions.
+#include "engine/autograd.h"
+#include "engine/launch.h"
+#include "engine/ops.h"
+#include "kernels/base/error.h"
+
+namespace tessera {
+
+Tensor unary(kernels::UnaryOp op, const Tensor& x) {
+  Tensor out = Tensor::empty(x.shape(), x.dtype(), x.device());
+  TESSERA_LAUNCH(x.device(), unary, {op, x.data(), out.data(), x.elements(), x.dtype()});
+  autograd::record(Op::unary, {x}, {out},
+                   [op, x](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+                     const auto [dx, accumulate] = sink.slot(0);
+                     TESSERA_LAUNCH(dx.device(), unary_backward,
+                                    {op, dout[0].data(), x.data(), dx.data(), x.elements(),
+                                     x.dtype(), accumulate});
+                   });
+  return out;
+}
+
+Tensor gelu(const Tensor& x, bool exact) {
+  return unary(exact ? kernels::UnaryOp::gelu_erf : kernels::UnaryOp::gelu_tanh, x);
+}
+
+Tensor cast(const Tensor& x, DType dtype) {
+  if (x.dtype() == dtype) return x;
+  Tensor out = Tensor::empty(x.shape(), dtype, x.device());
+  TESSERA_LAUNCH(x.device(), cast,
+                 {x.data(), out.data(), x.elements(), x.dtype(), dtype, 1.0f, false});
+  if (!is_floating(dtype)) return out;
+  autograd::record(Op::cast, {x}, {out},
+                   [](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+                     const auto [dx, accumulate] = sink.slot(0);
+                     TESSERA_LAUNCH(dx.device(), cast,
+                                    {dout[0].data(), dx.data(), dx.elements(), dout[0].dtype(),
+                                     dx.dtype(), 1.0f, accumulate});
+                   });
+  return out;
+}
+
+Tensor reshape(const Tensor& x, const Shape& shape) {
+  TESSERA_REQUIRE(shape.elements() == x.elements(), "reshape of {} into {}", x.shape().to_string(),
+                  shape.to_string());
+  Tensor out = Tensor::view_of(x.storage(), x.impl()->offset, shape, x.dtype());
+  autograd::record(Op::reshape, {x}, {out},
+                   [](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+                     sink.add(0, dout[0]);
+                   });
+  return out;
+}
+
+namespace {
+
+Tensor scaled_sum(const Tensor& x, double scale) {
+  Tensor out = Tensor::empty({}, x.dtype(), x.device());
+  TESSERA_LAUNCH(x.device(), sum_all, {x.data(), out.data(), x.elements(), x.dtype(), scale});
+  autograd::record(
+      Op::sum, {x}, {out},
+      [shape = x.shape(), scale](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        const double gradient = dout[0].is_meta() ? 0.0 : dout[0].item() * scale;
+        sink.add(0, Tensor::full(shape, gradient, dout[0].dtype(), dout[0].device()));
+      });
+  return out;
+}
+
+}  // namespace
+
+Tensor sum(const Tensor& x) { return scaled_sum(x, 1.0); }
+
+Tensor mean(const Tensor& x) {
+  TESSERA_REQUIRE(x.elements() > 0, "mean of an empty tensor");
+  return scaled_sum(x, 1.0 / static_cast<double>(x.elements()));
+}
+
+Tensor softmax(const Tensor& x) {
+  TESSERA_REQUIRE(x.dimensions() > 0, "softmax of a scalar");
+  const std::int64_t dim = x.size(-1);
+  const std::int64_t rows = dim == 0 ? 0 : x.elements() / dim;
+  Tensor out = Tensor::empty(x.shape(), x.dtype(), x.device());
+  TESSERA_LAUNCH(x.device(), softmax_forward, {x.data(), out.data(), rows, dim, x.dtype()});
+  autograd::record(
+      Op::softmax, {x}, {out},
+      [y = out.detach(), rows, dim](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        Tensor dx = Tensor::empty(y.shape(), y.dtype(), y.device());
+        TESSERA_LAUNCH(y.device(), softmax_backward,
+                       {dout[0].data(), y.data(), dx.data(), rows, dim, y.dtype()});
+        sink.add(0, dx);
+      });
+  return out;
+}
+
+}  // namespace tessera

@@ -1,0 +1,236 @@
+// Matrix products: matmul, linear layers, and linear layers fused with the activation before them.
+#include "engine/autograd.h"
+#include "engine/launch.h"
+#include "engine/ops.h"
+#include "kernels/base/error.h"
+
+namespace tessera {
+namespace {
+
+// x [rows, in] times a weight in either layout.
+struct LinearShape {
+  std::int64_t rows, in, out;
+  WeightLayout layout;
+  DType dtype;
+
+  [[nodiscard]] bool transposed() const { return layout == WeightLayout::out_in; }
+};
+
+LinearShape linear_shape(const char* op, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                         WeightLayout layout) {
+  TESSERA_REQUIRE(weight.dimensions() == 2 && x.dimensions() >= 1,
+                  "{}: x of shape {} and weight of shape {}", op, x.shape().to_string(),
+                  weight.shape().to_string());
+  const bool transposed = layout == WeightLayout::out_in;
+  const std::int64_t in = weight.size(transposed ? 1 : 0);
+  const std::int64_t out = weight.size(transposed ? 0 : 1);
+  TESSERA_REQUIRE(x.size(-1) == in, "{}: x has {} features, the weight of shape {} takes {}", op,
+                  x.size(-1), weight.shape().to_string(), in);
+  TESSERA_REQUIRE(!bias.defined() || (bias.elements() == out && bias.dtype() == weight.dtype()),
+                  "{}: bias of shape {} and dtype {} for {} outputs of {}", op,
+                  bias.shape().to_string(), name_of(bias.dtype()), out, name_of(weight.dtype()));
+  return {in == 0 ? 0 : x.elements() / in, in, out, layout, weight.dtype()};
+}
+
+void product(const LinearShape& s, const Tensor& x, const Tensor& weight, const Tensor& bias,
+             const Tensor& out) {
+  TESSERA_LAUNCH(x.device(), matmul,
+                 {.a = x.data(),
+                  .b = weight.data(),
+                  .c = out.data(),
+                  .m = s.rows,
+                  .n = s.out,
+                  .k = s.in,
+                  .lda = s.in,
+                  .ldb = s.transposed() ? s.in : s.out,
+                  .ldc = s.out,
+                  .transpose_b = s.transposed(),
+                  .bias = bias.defined() ? bias.data() : nullptr,
+                  .dtype = s.dtype,
+                  .out_dtype = s.dtype});
+}
+
+void input_gradient(const LinearShape& s, const Tensor& dout, const Tensor& weight,
+                    const autograd::GradientSink::Slot& dx) {
+  TESSERA_LAUNCH(dout.device(), matmul,
+                 {.a = dout.data(),
+                  .b = weight.data(),
+                  .c = dx.tensor.data(),
+                  .m = s.rows,
+                  .n = s.in,
+                  .k = s.out,
+                  .lda = s.out,
+                  .ldb = s.transposed() ? s.in : s.out,
+                  .ldc = s.in,
+                  .transpose_b = !s.transposed(),
+                  .accumulate = dx.accumulate,
+                  .dtype = s.dtype,
+                  .out_dtype = s.dtype});
+}
+
+void weight_gradient(const LinearShape& s, const Tensor& x, const Tensor& dout,
+                     const autograd::GradientSink::Slot& dw) {
+  const Tensor& left = s.transposed() ? dout : x;    // rows of the weight
+  const Tensor& right = s.transposed() ? x : dout;   // columns of the weight
+  const std::int64_t m = s.transposed() ? s.out : s.in;
+  const std::int64_t n = s.transposed() ? s.in : s.out;
+  TESSERA_LAUNCH(x.device(), matmul,
+                 {.a = left.data(),
+                  .b = right.data(),
+                  .c = dw.tensor.data(),
+                  .m = m,
+                  .n = n,
+                  .k = s.rows,
+                  .lda = m,
+                  .ldb = n,
+                  .ldc = n,
+                  .transpose_a = true,
+                  .accumulate = dw.accumulate,
+                  .dtype = s.dtype,
+                  .out_dtype = s.dtype});
+}
+
+void bias_gradient(const LinearShape& s, const Tensor& dout,
+                   const autograd::GradientSink::Slot& db) {
+  TESSERA_LAUNCH(dout.device(), sum_rows,
+                 {dout.data(), db.tensor.data(), s.rows, s.out, s.dtype, db.accumulate});
+}
+
+Shape with_last(const Shape& shape, std::int64_t last) {
+  Shape result = shape;
+  result[-1] = last;
+  return result;
+}
+
+}  // namespace
+
+Tensor matmul(const Tensor& a, const Tensor& b) {
+  const int dims = a.dimensions();
+  TESSERA_REQUIRE((dims == 2 || dims == 3) && b.dimensions() == dims && a.size(-1) == b.size(-2) &&
+                      (dims == 2 || a.size(0) == b.size(0)) && a.dtype() == b.dtype(),
+                  "matmul: {} {} x {} {}", name_of(a.dtype()), a.shape().to_string(),
+                  name_of(b.dtype()), b.shape().to_string());
+  const std::int64_t batch = dims == 3 ? a.size(0) : 1;
+  const std::int64_t m = a.size(-2);
+  const std::int64_t k = a.size(-1);
+  const std::int64_t n = b.size(-1);
+  const DType dtype = a.dtype();
+  Tensor out = Tensor::empty(dims == 3 ? Shape{batch, m, n} : Shape{m, n}, dtype, a.device());
+  const auto run = [=](const Tensor& left, bool left_t, const Tensor& right, bool right_t,
+                       const Tensor& result, bool accumulate, std::int64_t rows,
+                       std::int64_t columns, std::int64_t depth) {
+    TESSERA_LAUNCH(left.device(), matmul,
+                   {.a = left.data(),
+                    .b = right.data(),
+                    .c = result.data(),
+                    .m = rows,
+                    .n = columns,
+                    .k = depth,
+                    .lda = left_t ? rows : depth,
+                    .ldb = right_t ? depth : columns,
+                    .ldc = columns,
+                    .transpose_a = left_t,
+                    .transpose_b = right_t,
+                    .accumulate = accumulate,
+                    .dtype = dtype,
+                    .out_dtype = dtype,
+                    .batch = batch,
+                    .stride_a = rows * depth,
+                    .stride_b = depth * columns,
+                    .stride_c = rows * columns});
+  };
+  run(a, false, b, false, out, false, m, n, k);
+  autograd::record(Op::matmul, {a, b}, {out},
+                   [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+                     if (sink.wants(0)) {
+                       const auto slot = sink.slot(0);
+                       run(dout[0], false, b, true, slot.tensor, slot.accumulate, m, k, n);
+                     }
+                     if (sink.wants(1)) {
+                       const auto slot = sink.slot(1);
+                       run(a, true, dout[0], false, slot.tensor, slot.accumulate, k, n, m);
+                     }
+                   });
+  return out;
+}
+
+Tensor linear(const Tensor& input, const Tensor& weight, const Tensor& bias, WeightLayout layout) {
+  const Tensor x = cast(input, weight.dtype());
+  const LinearShape s = linear_shape("linear", x, weight, bias, layout);
+  Tensor out = Tensor::empty(with_last(x.shape(), s.out), s.dtype, x.device());
+  product(s, x, weight, bias, out);
+  autograd::record(Op::linear, {x, weight, bias}, {out},
+                   [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+                     if (sink.wants(1)) weight_gradient(s, x, dout[0], sink.slot(1));
+                     if (sink.wants(2)) bias_gradient(s, dout[0], sink.slot(2));
+                     if (sink.wants(0)) input_gradient(s, dout[0], weight, sink.slot(0));
+                   });
+  return out;
+}
+
+Tensor bias_gelu_linear(const Tensor& x, const Tensor& bias_in, const Tensor& weight,
+                        const Tensor& bias, WeightLayout layout, bool exact) {
+  const LinearShape s = linear_shape("bias_gelu_linear", x, weight, bias, layout);
+  TESSERA_REQUIRE(x.dtype() == s.dtype, "bias_gelu_linear: x of {} and weight of {}",
+                  name_of(x.dtype()), name_of(s.dtype));
+  const auto bias_data = [bias_in] {
+    return bias_in.defined() ? bias_in.data() : nullptr;
+  };
+  Tensor activated = Tensor::empty(x.shape(), s.dtype, x.device());
+  TESSERA_LAUNCH(x.device(), bias_gelu,
+                 {x.data(), bias_data(), activated.data(), s.rows, s.in, exact, s.dtype});
+  Tensor out = Tensor::empty(with_last(x.shape(), s.out), s.dtype, x.device());
+  product(s, activated, weight, bias, out);
+  autograd::record(
+      Op::bias_gelu_linear, {x, bias_in, weight, bias}, {out},
+      [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        if (sink.wants(3)) bias_gradient(s, dout[0], sink.slot(3));
+        Tensor dh = Tensor::empty(x.shape(), s.dtype, x.device());
+        input_gradient(s, dout[0], weight, {dh, false});
+        Tensor h = sink.wants(2) ? Tensor::empty(x.shape(), s.dtype, x.device()) : Tensor{};
+        TESSERA_LAUNCH(x.device(), bias_gelu_backward,
+                       {dh.data(), x.data(), bias_data(), dh.data(), h ? h.data() : nullptr, s.rows,
+                        s.in, exact, s.dtype});
+        if (sink.wants(2)) weight_gradient(s, h, dout[0], sink.slot(2));
+        if (sink.wants(1)) {
+          const auto [db, accumulate] = sink.slot(1);
+          TESSERA_LAUNCH(dh.device(), sum_rows,
+                         {dh.data(), db.data(), s.rows, s.in, s.dtype, accumulate});
+        }
+        sink.add(0, dh);
+      });
+  return out;
+}
+
+Tensor swiglu_linear(const Tensor& gate, const Tensor& up, const Tensor& weight,
+                     WeightLayout layout) {
+  const LinearShape s = linear_shape("swiglu_linear", gate, weight, {}, layout);
+  TESSERA_REQUIRE(gate.shape() == up.shape() && gate.dtype() == s.dtype && up.dtype() == s.dtype,
+                  "swiglu_linear: gate {} {}, up {} {}, weight {}", name_of(gate.dtype()),
+                  gate.shape().to_string(), name_of(up.dtype()), up.shape().to_string(),
+                  name_of(s.dtype));
+  Tensor activated = Tensor::empty(gate.shape(), s.dtype, gate.device());
+  TESSERA_LAUNCH(
+      gate.device(), swiglu,
+      {gate.data(), up.data(), activated.data(), s.rows, s.in, s.in, s.in, s.dtype});
+  Tensor out = Tensor::empty(with_last(gate.shape(), s.out), s.dtype, gate.device());
+  product(s, activated, weight, {}, out);
+  autograd::record(
+      Op::swiglu_linear, {gate, up, weight}, {out},
+      [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        Tensor dh = Tensor::empty(gate.shape(), s.dtype, gate.device());
+        input_gradient(s, dout[0], weight, {dh, false});
+        Tensor dgate = Tensor::empty(gate.shape(), s.dtype, gate.device());
+        Tensor dup = Tensor::empty(gate.shape(), s.dtype, gate.device());
+        Tensor h = sink.wants(2) ? Tensor::empty(gate.shape(), s.dtype, gate.device()) : Tensor{};
+        TESSERA_LAUNCH(gate.device(), swiglu_backward,
+                       {dh.data(), gate.data(), up.data(), dgate.data(), dup.data(),
+                        h ? h.data() : nullptr, s.rows, s.in, s.in, s.in, s.dtype});
+        if (sink.wants(2)) weight_gradient(s, h, dout[0], sink.slot(2));
+        sink.add(0, dgate);
+        sink.add(1, dup);
+      });
+  return out;
+}
+
+}  // namespace tessera

@@ -1,0 +1,112 @@
+// Embedding, dropout and softmax cross-entropy.
+#include "engine/autograd.h"
+#include "engine/launch.h"
+#include "engine/ops.h"
+#include "engine/random.h"
+#include "kernels/base/error.h"
+
+namespace tessera {
+namespace {
+
+void check_ids(const char* op, const Tensor& ids) {
+  TESSERA_REQUIRE(ids.dtype() == int32 || ids.dtype() == int64, "{}: ids of {}; int32 or int64 wanted",
+                  op, name_of(ids.dtype()));
+}
+
+}  // namespace
+
+Tensor embedding(const Tensor& ids, const Tensor& table) {
+  check_ids("embedding", ids);
+  TESSERA_REQUIRE(table.dimensions() == 2 && ids.dimensions() < Shape::max_dimensions,
+                  "embedding: table of shape {}, ids of shape {}", table.shape().to_string(),
+                  ids.shape().to_string());
+  const std::int64_t entries = table.size(0);
+  const std::int64_t dim = table.size(1);
+  std::vector<std::int64_t> sizes(ids.shape().sizes().begin(), ids.shape().sizes().end());
+  sizes.push_back(dim);
+  Tensor out = Tensor::empty(Shape(sizes), table.dtype(), table.device());
+  TESSERA_LAUNCH(table.device(), embedding_forward,
+                 {ids.data(), ids.dtype(), table.data(), out.data(), ids.elements(), entries, dim,
+                  table.dtype()});
+  autograd::record(Op::embedding, {table}, {out},
+                   [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+                     const auto [dtable, accumulate] = sink.slot(0);
+                     TESSERA_LAUNCH(dtable.device(), embedding_backward,
+                                    {ids.data(), ids.dtype(), dout[0].data(), dtable.data(),
+                                     ids.elements(), entries, dim, dtable.dtype(), accumulate});
+                   });
+  return out;
+}
+
+Tensor dropout(const Tensor& x, double p) {
+  TESSERA_REQUIRE(p >= 0 && p < 1, "dropout: probability {} is not in [0, 1)", p);
+  if (p == 0) return x;
+  TESSERA_REQUIRE(x.dimensions() > 0, "dropout of a scalar");
+  // Rows of the batch may have been merged with other dimensions: count elements per sample.
+  const BatchPosition& position = batch_position();
+  const std::int64_t samples = position.samples > 0 ? position.samples : x.size(0);
+  TESSERA_REQUIRE(samples > 0 && x.elements() % samples == 0,
+                  "dropout: {} elements do not divide over {} samples", x.elements(), samples);
+  const std::int64_t first = position.first_sample * (x.elements() / samples);
+  const auto key = next_dropout_key();
+  const auto run = [=, p = static_cast<float>(p)](const Tensor& in, const Tensor& out) {
+    TESSERA_LAUNCH(in.device(), dropout,
+                   {in.data(), nullptr, out.data(), in.elements(), first, in.dtype(), key, p, false});
+  };
+  Tensor out = Tensor::empty(x.shape(), x.dtype(), x.device());
+  run(x, out);
+  autograd::record(Op::dropout, {x}, {out},
+                   [run](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+                     Tensor dx = Tensor::empty(dout[0].shape(), dout[0].dtype(), dout[0].device());
+                     run(dout[0], dx);
+                     sink.add(0, dx);
+                   });
+  return out;
+}
+
+Tensor cross_entropy(const Tensor& logits, const Tensor& targets, std::int64_t ignore) {
+  check_ids("cross_entropy", targets);
+  TESSERA_REQUIRE(logits.dimensions() > 0 && logits.size(-1) > 0 &&
+                      targets.elements() == logits.elements() / logits.size(-1),
+                  "cross_entropy: logits of shape {}, targets of shape {}",
+                  logits.shape().to_string(), targets.shape().to_string());
+  const std::int64_t vocabulary = logits.size(-1);
+  const std::int64_t rows = targets.elements();
+  const DType dtype = logits.dtype() == float64 ? float64 : float32;
+  const Device device = logits.device();
+  Tensor losses = Tensor::empty({rows}, dtype, device);
+  Tensor log_sum_exp = Tensor::empty({rows}, dtype, device);
+  TESSERA_LAUNCH(device, cross_entropy_forward,
+                 {logits.data(), targets.data(), targets.dtype(), losses.data(), log_sum_exp.data(),
+                  rows, vocabulary, vocabulary, ignore, logits.dtype()});
+  std::int64_t counted = rows;
+  if (!device.is_meta()) {
+    const auto count = [&]<class T>(const T* ids) {
+      counted = 0;
+      for (std::int64_t i = 0; i < rows; ++i) counted += ids[i] != ignore ? 1 : 0;
+    };
+    targets.dtype() == int32 ? count(targets.data_as<std::int32_t>())
+                             : count(targets.data_as<std::int64_t>());
+  }
+  const double scale = counted == 0 ? 0.0 : 1.0 / static_cast<double>(counted);
+  Tensor loss = Tensor::empty({}, dtype, device);
+  TESSERA_LAUNCH(device, sum_all, {losses.data(), loss.data(), rows, dtype, scale});
+  autograd::record(
+      Op::cross_entropy, {logits}, {loss},
+      // The logits are overwritten by their gradient when nobody else holds them.
+      [saved = logits.detach(), weak = std::weak_ptr(logits.impl()), targets, log_sum_exp, rows, vocabulary,
+       ignore, scale](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        const double outer = dout[0].is_meta() ? 1.0 : dout[0].item();
+        const bool in_place = weak.expired() && saved.storage().use_count() == 1;
+        Tensor dlogits =
+            in_place ? saved : Tensor::empty(saved.shape(), saved.dtype(), saved.device());
+        TESSERA_LAUNCH(saved.device(), cross_entropy_backward,
+                       {saved.data(), targets.data(), targets.dtype(), log_sum_exp.data(),
+                        dlogits.data(), rows, vocabulary, vocabulary, ignore,
+                        static_cast<float>(scale * outer), saved.dtype()});
+        sink.add(0, dlogits);
+      });
+  return loss;
+}
+
+}  // namespace tessera

@@ -1,0 +1,97 @@
+// LayerNorm and RMSNorm, alone and fused with the residual addition before them.
+#include "engine/autograd.h"
+#include "engine/launch.h"
+#include "engine/ops.h"
+#include "kernels/base/error.h"
+
+namespace tessera {
+namespace {
+
+std::byte* address(const Tensor& tensor) { return tensor.defined() ? tensor.data() : nullptr; }
+
+struct Norm {
+  Tensor sum;  // undefined without residual
+  Tensor out;
+};
+
+Norm norm(const Tensor& x, const Tensor& residual, const Tensor& gamma, const Tensor& beta,
+          double eps, bool rms) {
+  const char* name = rms ? "rms_norm" : "layer_norm";
+  TESSERA_REQUIRE(x.dimensions() > 0, "{} of a scalar", name);
+  const std::int64_t dim = x.size(-1);
+  const std::int64_t rows = dim == 0 ? 0 : x.elements() / dim;
+  for (const Tensor& parameter : {gamma, beta}) {
+    TESSERA_REQUIRE(!parameter.defined() ||
+                        (parameter.elements() == dim && parameter.dtype() == x.dtype()),
+                    "{}: parameter of {} {} for x of {} {}", name, name_of(parameter.dtype()),
+                    parameter.shape().to_string(), name_of(x.dtype()), x.shape().to_string());
+  }
+  TESSERA_REQUIRE(!residual.defined() ||
+                      (residual.shape() == x.shape() && residual.dtype() == x.dtype()),
+                  "{}: residual of shape {} for x of shape {}", name, residual.shape().to_string(),
+                  x.shape().to_string());
+  const DType statistics = x.dtype() == float64 ? float64 : float32;
+  const Device device = x.device();
+  Norm result{residual.defined() ? Tensor::empty(x.shape(), x.dtype(), device) : Tensor{},
+              Tensor::empty(x.shape(), x.dtype(), device)};
+  const Tensor mean = rms ? Tensor{} : Tensor::empty({rows}, statistics, device);
+  const Tensor rstd = Tensor::empty({rows}, statistics, device);
+  TESSERA_LAUNCH(device, norm_forward,
+                 {x.data(), address(residual), address(gamma), address(beta), address(result.sum),
+                  result.out.data(), address(mean), rstd.data(), rows, dim,
+                  static_cast<float>(eps), rms, x.dtype()});
+  // The saved input is the rounded sum where there is one. detach(): the node must not own its own output.
+  const Tensor input = residual.defined() ? result.sum.detach() : x;
+  const auto backward = [=](const Tensor& dsum, const Tensor& dout,
+                            autograd::GradientSink& sink, int gamma_input) {
+    Tensor dx = Tensor::empty(input.shape(), input.dtype(), device);
+    autograd::GradientSink::Slot dgamma;
+    autograd::GradientSink::Slot dbeta;
+    if (sink.wants(gamma_input)) dgamma = sink.slot(gamma_input);
+    if (!rms && sink.wants(gamma_input + 1)) dbeta = sink.slot(gamma_input + 1);
+    TESSERA_LAUNCH(device, norm_backward,
+                   {dout.data(), address(dsum), input.data(), address(gamma), address(mean),
+                    rstd.data(), dx.data(), address(dgamma.tensor), address(dbeta.tensor),
+                    dgamma.accumulate, dbeta.accumulate, rows, dim, rms, input.dtype()});
+    return dx;
+  };
+  if (residual.defined()) {
+    autograd::record(Op::add_norm, {x, residual, gamma, beta}, {result.sum, result.out},
+                     [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+                       // Only the sum was used: its gradient passes through.
+                       const Tensor dx = dout[1].defined() ? backward(dout[0], dout[1], sink, 2) : dout[0];
+                       sink.add(0, dx);
+                       sink.add(1, dx);
+                     });
+  } else {
+    autograd::record(Op::norm, {x, gamma, beta}, {result.out},
+                     [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+                       sink.add(0, backward({}, dout[0], sink, 1));
+                     });
+  }
+  return result;
+}
+
+}  // namespace
+
+Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps) {
+  return norm(x, {}, gamma, beta, eps, false).out;
+}
+
+Tensor rms_norm(const Tensor& x, const Tensor& gamma, double eps) {
+  return norm(x, {}, gamma, {}, eps, true).out;
+}
+
+std::pair<Tensor, Tensor> add_layer_norm(const Tensor& x, const Tensor& residual,
+                                         const Tensor& gamma, const Tensor& beta, double eps) {
+  Norm result = norm(x, residual, gamma, beta, eps, false);
+  return {result.sum, result.out};
+}
+
+std::pair<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& gamma,
+                                       double eps) {
+  Norm result = norm(x, residual, gamma, {}, eps, true);
+  return {result.sum, result.out};
+}
+
+}  // namespace tessera

@@ -1,0 +1,54 @@
+// Every differentiable op, by name. tests/engine/gradient_check_test.cpp fails for one that no gradient check reaches.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace tessera {
+
+#define TESSERA_DIFFERENTIABLE_OPS(X) \
+  X(add)                              \
+  X(subtract)                         \
+  X(multiply)                         \
+  X(divide)                           \
+  X(affine)                           \
+  X(unary)                            \
+  X(cast)                             \
+  X(reshape)                          \
+  X(sum)                              \
+  X(softmax)                          \
+  X(matmul)                           \
+  X(linear)                           \
+  X(bias_gelu_linear)                 \
+  X(swiglu_linear)                    \
+  X(embedding)                        \
+  X(norm)                             \
+  X(add_norm)                         \
+  X(dropout)                          \
+  X(rotary)                           \
+  X(attention)                        \
+  X(packed_attention)                 \
+  X(cross_entropy)
+
+enum class Op : std::uint8_t {
+#define TESSERA_OP_ENUMERATOR(name) name,
+  TESSERA_DIFFERENTIABLE_OPS(TESSERA_OP_ENUMERATOR)
+#undef TESSERA_OP_ENUMERATOR
+};
+
+inline constexpr Op all_ops[] = {
+#define TESSERA_OP_VALUE(name) Op::name,
+    TESSERA_DIFFERENTIABLE_OPS(TESSERA_OP_VALUE)
+#undef TESSERA_OP_VALUE
+};
+
+constexpr std::string_view name_of(Op op) {
+  constexpr std::string_view names[] = {
+#define TESSERA_OP_NAME(name) #name,
+      TESSERA_DIFFERENTIABLE_OPS(TESSERA_OP_NAME)
+#undef TESSERA_OP_NAME
+  };
+  return names[static_cast<std::size_t>(op)];
+}
+
+}  // namespace tessera

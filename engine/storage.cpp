@@ -1,0 +1,41 @@
+// Owned and lent memory behind one type.
+#include "engine/storage.h"
+
+#include "engine/memory.h"
+#include "kernels/base/error.h"
+
+namespace tessera {
+
+std::shared_ptr<Storage> Storage::allocate(std::size_t bytes, Device device) {
+  auto storage = std::shared_ptr<Storage>(new Storage(bytes, device));  // private constructor
+  if (device.is_meta()) return storage;
+  TESSERA_REQUIRE(device.type == DeviceType::cpu, "device {} has no allocator in this build",
+                  device.to_string());
+  storage->owned_ = MemoryPool::current()->allocate(bytes);
+  storage->data_ = storage->owned_.get();
+  return storage;
+}
+
+std::shared_ptr<Storage> Storage::lent(std::size_t bytes, Device device, std::string name) {
+  auto storage = std::shared_ptr<Storage>(new Storage(bytes, device));
+  storage->name_ = std::move(name);
+  return storage;
+}
+
+std::byte* Storage::data() const {
+  if (data_ != nullptr) [[likely]]
+    return data_;
+  if (on_missing_) {
+    on_missing_();
+    if (data_ != nullptr) return data_;
+  }
+  if (device_.is_meta()) misuse("a tensor on `meta` has no memory; materialise it first");
+  misuse(
+      "{} is sharded now: its parameters can be read inside their module's forward and backward, or "
+      "within an unsharded(model) scope",
+      name_);
+}
+
+void Storage::attach(std::byte* data) { data_ = data; }
+
+}  // namespace tessera

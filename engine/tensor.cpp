@@ -1,0 +1,163 @@
+// Construction, access and copies of tensors.
+#include "engine/tensor.h"
+
+#include <cstring>
+
+#include "engine/autograd.h"
+#include "engine/launch.h"
+#include "kernels/base/error.h"
+#include "kernels/base/low_precision.h"
+
+namespace tessera {
+
+void Initializer::fill(void* out, DType dtype, std::int64_t first, std::int64_t n) const {
+  const auto& table = kernels_of(Device::cpu());
+  if (kind == Kind::constant) {
+    table.fill({out, n, dtype, a}, {});
+    return;
+  }
+  const auto distribution =
+      kind == Kind::uniform ? kernels::Distribution::uniform : kernels::Distribution::normal;
+  table.random_fill({out, n, first, dtype, {seed, stream}, distribution, a, b}, {});
+}
+
+Tensor Tensor::empty(const Shape& shape, DType dtype, Device device) {
+  const auto bytes = static_cast<std::size_t>(shape.elements()) * size_of(dtype);
+  return view_of(Storage::allocate(bytes, device), 0, shape, dtype);
+}
+
+Tensor Tensor::zeros(const Shape& shape, DType dtype, Device device) {
+  return full(shape, 0, dtype, device);
+}
+
+Tensor Tensor::full(const Shape& shape, double value, DType dtype, Device device) {
+  Tensor out = empty(shape, dtype, device);
+  TESSERA_LAUNCH(device, fill, {out.data(), out.elements(), dtype, value});
+  return out;
+}
+
+template <class T>
+Tensor Tensor::from(std::span<const T> values, const Shape& shape) {
+  TESSERA_REQUIRE(static_cast<std::int64_t>(values.size()) == shape.elements(),
+                  "{} values do not fill a tensor of shape {}", values.size(), shape.to_string());
+  Tensor out = empty(shape, dtype_of<T>, Device::cpu());
+  if (!values.empty()) std::memcpy(out.data(), values.data(), values.size_bytes());
+  return out;
+}
+
+template Tensor Tensor::from(std::span<const float>, const Shape&);
+template Tensor Tensor::from(std::span<const double>, const Shape&);
+template Tensor Tensor::from(std::span<const std::int32_t>, const Shape&);
+template Tensor Tensor::from(std::span<const std::int64_t>, const Shape&);
+template Tensor Tensor::from(std::span<const std::uint8_t>, const Shape&);
+
+Tensor Tensor::scalar(double value, DType dtype) { return full({}, value, dtype, Device::cpu()); }
+
+Tensor Tensor::view_of(std::shared_ptr<Storage> storage, std::size_t offset, const Shape& shape,
+                       DType dtype) {
+  const auto bytes = static_cast<std::size_t>(shape.elements()) * size_of(dtype);
+  TESSERA_REQUIRE(offset + bytes <= storage->bytes(),
+                  "a view of shape {} at byte {} reaches beyond a storage of {} bytes",
+                  shape.to_string(), offset, storage->bytes());
+  auto data = std::make_shared<detail::TensorData>();
+  data->storage = std::move(storage);
+  data->offset = offset;
+  data->shape = shape;
+  data->dtype = dtype;
+  return Tensor(std::move(data));
+}
+
+template <class T>
+T* Tensor::data_as() const {
+  TESSERA_REQUIRE(dtype() == dtype_of<T>, "tensor holds {}, {} asked for", name_of(dtype()),
+                  name_of(dtype_of<T>));
+  return reinterpret_cast<T*>(data());
+}
+
+template float* Tensor::data_as() const;
+template double* Tensor::data_as() const;
+template BFloat16* Tensor::data_as() const;
+template Float16* Tensor::data_as() const;
+template std::int32_t* Tensor::data_as() const;
+template std::int64_t* Tensor::data_as() const;
+template std::uint8_t* Tensor::data_as() const;
+
+std::vector<double> Tensor::to_vector() const {
+  std::vector<double> values(static_cast<std::size_t>(elements()));
+  const std::byte* source = data();
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const std::byte* element = source + i * size_of(dtype());
+    const auto read = [&]<class T>(T value) {
+      std::memcpy(&value, element, sizeof(T));
+      return value;
+    };
+    switch (dtype()) {
+      case DType::float32: values[i] = read(0.0f); break;
+      case DType::float64: values[i] = read(0.0); break;
+      case DType::bfloat16: values[i] = to_float(read(BFloat16{})); break;
+      case DType::float16: values[i] = to_float(read(Float16{})); break;
+      case DType::int32: values[i] = read(std::int32_t{}); break;
+      case DType::int64: values[i] = static_cast<double>(read(std::int64_t{})); break;
+      case DType::uint8:
+      case DType::boolean: values[i] = read(std::uint8_t{}); break;
+    }
+  }
+  return values;
+}
+
+double Tensor::item() const {
+  TESSERA_REQUIRE(elements() == 1, "item() of a tensor of shape {}", shape().to_string());
+  return to_vector().front();
+}
+
+Tensor& Tensor::set_requires_grad(bool value) {
+  TESSERA_REQUIRE(!data_->grad_node, "requires_grad can be set on leaves only");
+  TESSERA_REQUIRE(!value || is_floating(dtype()), "a tensor of {} has no gradient",
+                  name_of(dtype()));
+  data_->requires_grad = value;
+  return *this;
+}
+
+Tensor Tensor::grad() const {
+  if (!data_->grad_ready) return {};
+  Tensor gradient(data_->grad);
+  if (data_->grad_scale != 1.0f) {
+    TESSERA_LAUNCH(device(), cast,
+                   {gradient.data(), gradient.data(), gradient.elements(), gradient.dtype(),
+                    gradient.dtype(), data_->grad_scale, false});
+    data_->grad_scale = 1.0f;
+  }
+  return gradient;
+}
+
+void Tensor::zero_grad() {
+  data_->grad_ready = false;
+  data_->grad_scale = 1.0f;
+}
+
+void Tensor::backward(const Tensor& seed) const { autograd::backward(*this, seed); }
+
+Tensor Tensor::detach() const {
+  return view_of(data_->storage, data_->offset, data_->shape, data_->dtype);
+}
+
+Tensor Tensor::clone() const {
+  Tensor copy = empty(shape(), dtype(), device());
+  copy.copy_from(*this);
+  return copy;
+}
+
+void Tensor::copy_from(const Tensor& source) {
+  TESSERA_REQUIRE(shape() == source.shape(), "copy of a tensor of shape {} into one of shape {}",
+                  source.shape().to_string(), shape().to_string());
+  if (is_meta()) return;
+  data_->storage->will_write();
+  if (dtype() == source.dtype()) {
+    if (source.bytes() != 0) std::memcpy(data(), source.data(), source.bytes());
+  } else {
+    TESSERA_LAUNCH(device(), cast,
+                   {source.data(), data(), elements(), source.dtype(), dtype(), 1.0f, false});
+  }
+}
+
+}  // namespace tessera

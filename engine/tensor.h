@@ -1,0 +1,127 @@
+// Tensors: dense, row-major, possibly a view of a larger storage, possibly with a gradient.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/device.h"
+#include "engine/shape.h"
+#include "engine/storage.h"
+#include "kernels/base/dtype.h"
+
+namespace tessera {
+
+namespace autograd {
+class Node;
+}
+
+class Tensor;
+
+// How a parameter gets its first values. Element i of parameter `stream` draws from (seed, stream, i), so any shard of a
+// parameter draws what the whole would have drawn, on any number of ranks.
+struct Initializer {
+  enum class Kind : std::uint8_t { constant, uniform, normal };
+  Kind kind = Kind::constant;
+  double a = 0;  // constant's value; uniform's lower bound; normal's mean
+  double b = 0;  // uniform's upper bound; normal's deviation
+  std::uint64_t seed = 0;
+  std::uint64_t stream = 0;
+
+  // Writes elements [first, first + n) of the parameter.
+  void fill(void* out, DType dtype, std::int64_t first, std::int64_t n) const;
+};
+
+namespace detail {
+
+struct TensorData {
+  std::shared_ptr<Storage> storage;
+  std::size_t offset = 0;  // bytes into the storage
+  Shape shape;
+  DType dtype = DType::float32;
+  bool requires_grad = false;
+  std::shared_ptr<autograd::Node> grad_node;  // who computed it; null for a leaf
+  int grad_output = 0;                        // which of the node's outputs it is
+
+  // A leaf's gradient. The memory may be given beforehand (a view of a communication buffer); `grad_ready` says whether it
+  // holds a gradient. `grad_scale` is a factor not yet multiplied in (clipping leaves it to the optimizer's pass).
+  std::shared_ptr<TensorData> grad;
+  bool grad_ready = false;
+  float grad_scale = 1.0f;
+
+  std::shared_ptr<Initializer> initializer;  // of a parameter
+};
+
+}  // namespace detail
+
+// A handle; copies refer to the same tensor. Not thread-safe: a tensor belongs to one rank's compute stream.
+class Tensor {
+ public:
+  Tensor() = default;
+  explicit Tensor(std::shared_ptr<detail::TensorData> data) : data_(std::move(data)) {}
+
+  // Contents undefined.
+  static Tensor empty(const Shape& shape, DType dtype = float32, Device device = default_device());
+  static Tensor zeros(const Shape& shape, DType dtype = float32, Device device = default_device());
+  static Tensor full(const Shape& shape, double value, DType dtype = float32,
+                     Device device = default_device());
+  // Copies the values. T is float, double, int32_t, int64_t or uint8_t.
+  template <class T>
+  static Tensor from(std::span<const T> values, const Shape& shape);
+  template <class T>
+  static Tensor from(const std::vector<T>& values, const Shape& shape) {
+    return from(std::span<const T>(values), shape);
+  }
+  static Tensor scalar(double value, DType dtype = float32);
+  // A view of `storage` at a byte offset.
+  static Tensor view_of(std::shared_ptr<Storage> storage, std::size_t offset, const Shape& shape, DType dtype);
+
+  [[nodiscard]] bool defined() const { return data_ != nullptr; }
+  explicit operator bool() const { return defined(); }
+
+  [[nodiscard]] const Shape& shape() const { return data_->shape; }
+  [[nodiscard]] std::int64_t size(int dimension) const { return data_->shape[dimension]; }
+  [[nodiscard]] int dimensions() const { return data_->shape.dimensions(); }
+  [[nodiscard]] std::int64_t elements() const { return data_->shape.elements(); }
+  [[nodiscard]] std::size_t bytes() const {
+    return static_cast<std::size_t>(elements()) * size_of(dtype());
+  }
+  [[nodiscard]] DType dtype() const { return data_->dtype; }
+  [[nodiscard]] Device device() const { return data_->storage->device(); }
+  [[nodiscard]] bool is_meta() const { return device().is_meta(); }
+  [[nodiscard]] const std::shared_ptr<Storage>& storage() const { return data_->storage; }
+
+  // The address now; looked up at each use because a sharded parameter's memory comes and goes.
+  [[nodiscard]] std::byte* data() const { return data_->storage->data() + data_->offset; }
+  template <class T>
+  [[nodiscard]] T* data_as() const;
+
+  // The value of a tensor of one element, as double.
+  [[nodiscard]] double item() const;
+  // All values converted to double, row-major.
+  [[nodiscard]] std::vector<double> to_vector() const;
+
+  [[nodiscard]] bool requires_grad() const { return data_->requires_grad; }
+  // Leaves only.
+  Tensor& set_requires_grad(bool value);
+  // The gradient, or an undefined tensor when there is none.
+  [[nodiscard]] Tensor grad() const;
+  void zero_grad();
+  // Runs backward from this scalar with gradient 1 (or `seed`). The graph is freed on the way.
+  void backward(const Tensor& seed = {}) const;
+
+  // Shares memory, not the graph.
+  [[nodiscard]] Tensor detach() const;
+  // A copy in new memory, outside the graph.
+  [[nodiscard]] Tensor clone() const;
+  void copy_from(const Tensor& source);  // converts dtype; shapes must agree
+
+  [[nodiscard]] const std::shared_ptr<detail::TensorData>& impl() const { return data_; }
+
+ private:
+  std::shared_ptr<detail::TensorData> data_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,66 @@
+// parallel_for over OpenMP's pool.
+#include "kernels/base/parallel.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+
+namespace tessera {
+namespace {
+
+int threads_from_environment() {
+  for (const char* name : {"TESSERA_NUM_THREADS", "OMP_NUM_THREADS"}) {
+    if (const char* text = std::getenv(name)) {
+      const int value = std::atoi(text);
+      if (value > 0) return value;
+    }
+  }
+  const int cores = omp_get_num_procs();
+  const char* local_world = std::getenv("LOCAL_WORLD_SIZE");
+  const int ranks = local_world != nullptr ? std::max(1, std::atoi(local_world)) : 1;
+  return std::max(1, cores / ranks);
+}
+
+thread_local int threads_of_this_rank = 0;
+
+}  // namespace
+
+int compute_threads() {
+  if (threads_of_this_rank == 0) set_compute_threads(threads_from_environment());
+  return threads_of_this_rank;
+}
+
+void set_compute_threads(int threads) {
+  threads_of_this_rank = std::max(1, threads);
+  omp_set_num_threads(threads_of_this_rank);  // per thread in OpenMP too; oneDNN reads it
+}
+
+namespace detail {
+
+void parallel_for_pool(std::int64_t begin, std::int64_t end, std::int64_t grain,
+                       const std::function<void(std::int64_t, std::int64_t)>& body) {
+  const std::int64_t grains = (end - begin + grain - 1) / grain;
+  const auto threads = static_cast<int>(std::min<std::int64_t>(compute_threads(), grains));
+  std::exception_ptr error;
+  std::mutex error_mutex;
+#pragma omp parallel num_threads(threads)
+  {
+    const std::int64_t count = omp_get_num_threads();
+    const std::int64_t index = omp_get_thread_num();
+    const std::int64_t first = begin + grains * index / count * grain;
+    const std::int64_t last = std::min(end, begin + grains * (index + 1) / count * grain);
+    try {
+      if (first < last) body(first, last);
+    } catch (...) {
+      const std::lock_guard lock(error_mutex);
+      error = std::current_exception();
+    }
+  }
+  if (error) std::rethrow_exception(error);
+}
+
+}  // namespace detail
+}  // namespace tessera

@@ -1,0 +1,12 @@
+// Matrix products in double precision, for gradient checks and references.
+#pragma once
+
+#include "kernels/matmul.h"
+
+namespace tessera::kernels::cpu {
+
+// One product (batch excepted) with every option of Matmul. Each element of c sums over k in
+// ascending order in one accumulator, so that no shape and no number of threads changes a bit.
+void matmul_fp64(const Matmul& product);
+
+}  // namespace tessera::kernels::cpu

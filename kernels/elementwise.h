@@ -1,0 +1,74 @@
+// Element-wise operations over contiguous memory. `dtype` is fp32, bf16, fp16 or fp64 unless said
+// otherwise; arithmetic is fp32 (fp64 for fp64), rounded once on store.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/base/dtype.h"
+
+namespace tessera::kernels {
+
+// out[i] = value. Any dtype. Bytes: n*size.
+struct Fill {
+  void* out;
+  std::int64_t n;
+  DType dtype;
+  double value;
+};
+
+// out[i] = convert(in[i] * scale); or out[i] += when accumulate. Floating dtypes in any combination,
+// and integers to any dtype with scale 1. in may equal out when the sizes agree.
+struct Cast {
+  const void* in;
+  void* out;
+  std::int64_t n;
+  DType in_dtype, out_dtype;
+  float scale = 1.0f;
+  bool accumulate = false;
+};
+
+enum class UnaryOp : std::uint8_t { negate, relu, gelu_erf, gelu_tanh, silu, tanh, sigmoid, exp, log, sqrt, square };
+
+// out = f(x). out may equal x.
+struct Unary {
+  UnaryOp op;
+  const void* x;
+  void* out;
+  std::int64_t n;
+  DType dtype;
+};
+
+// dx = dout * f'(x) (x is the forward's input). dx may equal dout or x; += when accumulate.
+struct UnaryBackward {
+  UnaryOp op;
+  const void* dout;
+  const void* x;
+  void* dx;
+  std::int64_t n;
+  DType dtype;
+  bool accumulate = false;
+};
+
+enum class BinaryOp : std::uint8_t { add, subtract, multiply, divide };
+
+// out[r,i] = a[r,i] op b[r*b_repeats ? : i]: b has `inner` elements and is repeated over `outer` rows
+// (outer == 1: same shapes; inner == 1 with outer == n: a scalar). out may equal a, or b when outer == 1.
+struct Binary {
+  BinaryOp op;
+  const void* a;  // [outer, inner]
+  const void* b;  // [inner]
+  void* out;      // [outer, inner]
+  std::int64_t outer, inner;
+  DType dtype;
+};
+
+// out[i] = a[i] * scale + shift.
+struct Affine {
+  const void* x;
+  void* out;
+  std::int64_t n;
+  DType dtype;
+  double scale, shift;
+};
+
+}  // namespace tessera::kernels

@@ -1,0 +1,32 @@
+// Table look-up and its deterministic backward.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/base/dtype.h"
+
+namespace tessera::kernels {
+
+// out[r] = table[ids[r]]. An id outside [0, entries) is an Error(data) that names the position and the id.
+struct EmbeddingForward {
+  const void* ids;  // [rows] int32 or int64
+  DType id_dtype;
+  const void* table;  // [entries, dim]
+  void* out;          // [rows, dim]
+  std::int64_t rows, entries, dim;
+  DType dtype;
+};
+
+// dtable[ids[r]] (+)= dout[r]: rows of one id are summed in fp32 in ascending r, rounded once. Without
+// accumulate the whole table is written (zeros where no id points).
+struct EmbeddingBackward {
+  const void* ids;
+  DType id_dtype;
+  const void* dout;
+  void* dtable;
+  std::int64_t rows, entries, dim;
+  DType dtype;
+  bool accumulate = false;
+};
+
+}  // namespace tessera::kernels

@@ -1,0 +1,70 @@
+// The table of kernels of a device. An op is one line here, one file in kernels/cpu and, on GPUs, one of the same
+// name in kernels/cuda.
+#pragma once
+
+#include "kernels/activation.h"
+#include "kernels/attention.h"
+#include "kernels/cross_entropy.h"
+#include "kernels/elementwise.h"
+#include "kernels/embedding.h"
+#include "kernels/matmul.h"
+#include "kernels/normalization.h"
+#include "kernels/optimizer.h"
+#include "kernels/random.h"
+#include "kernels/reduction.h"
+#include "kernels/rotary.h"
+
+namespace tessera::kernels {
+
+// Where a kernel runs in order: a CUDA stream handle; on the CPU the calling thread, and null.
+struct Queue {
+  void* native = nullptr;
+};
+
+#define TESSERA_KERNELS(X)                        \
+  X(matmul, Matmul)                               \
+  X(fill, Fill)                                   \
+  X(cast, Cast)                                   \
+  X(unary, Unary)                                 \
+  X(unary_backward, UnaryBackward)                \
+  X(binary, Binary)                               \
+  X(affine, Affine)                               \
+  X(sum_rows, SumRows)                            \
+  X(sum_all, SumAll)                              \
+  X(sum_of_squares, SumOfSquares)                 \
+  X(reduce_ranks, ReduceRanks)                    \
+  X(norm_forward, NormForward)                    \
+  X(norm_backward, NormBackward)                  \
+  X(bias_gelu, BiasGelu)                          \
+  X(bias_gelu_backward, BiasGeluBackward)         \
+  X(swiglu, SwiGlu)                               \
+  X(swiglu_backward, SwiGluBackward)              \
+  X(embedding_forward, EmbeddingForward)          \
+  X(embedding_backward, EmbeddingBackward)        \
+  X(rotary, Rotary)                               \
+  X(random_fill, RandomFill)                      \
+  X(dropout, Dropout)                             \
+  X(attention_forward, AttentionForward)          \
+  X(attention_backward, AttentionBackward)        \
+  X(cross_entropy_forward, CrossEntropyForward)   \
+  X(cross_entropy_backward, CrossEntropyBackward) \
+  X(softmax_forward, SoftmaxForward)              \
+  X(softmax_backward, SoftmaxBackward)            \
+  X(adamw_step, AdamWStep)                        \
+  X(sgd_step, SgdStep)
+
+struct KernelTable {
+#define TESSERA_KERNEL_POINTER(name, Arguments) void (*name)(const Arguments&, Queue);
+  TESSERA_KERNELS(TESSERA_KERNEL_POINTER)
+#undef TESSERA_KERNEL_POINTER
+};
+
+namespace cpu {
+#define TESSERA_KERNEL_DECLARATION(name, Arguments) void name(const Arguments&, Queue = {});
+TESSERA_KERNELS(TESSERA_KERNEL_DECLARATION)
+#undef TESSERA_KERNEL_DECLARATION
+}  // namespace cpu
+
+const KernelTable& cpu_kernels();
+
+}  // namespace tessera::kernels

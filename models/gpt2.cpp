@@ -1,0 +1,120 @@
+// GPT-2's layers.
+#include "models/gpt2.h"
+
+#include <cmath>
+#include <numeric>
+
+#include "kernels/base/error.h"
+
+namespace tessera::models {
+namespace {
+
+nn::Linear conv1d(std::int64_t in, std::int64_t out, double deviation) {
+  return nn::Linear(in, out,
+                    nn::LinearOptions{.layout = WeightLayout::in_out, .deviation = deviation});
+}
+
+// Projections into the residual stream start smaller, so that its variance does not grow with
+// depth.
+double residual_deviation(const Gpt2Config& config) {
+  return config.initializer_range / std::sqrt(2.0 * static_cast<double>(config.n_layer));
+}
+
+}  // namespace
+
+GPT2AttentionImpl::GPT2AttentionImpl(const Gpt2Config& config, std::int64_t layer)
+    : dropout_(config.attn_pdrop) {
+  options_.heads = config.n_head;
+  options_.causal = true;
+  options_.scale = config.attention_scale(layer);
+  c_attn_ =
+      register_module("c_attn", conv1d(config.n_embd, 3 * config.n_embd, config.initializer_range));
+  c_proj_ =
+      register_module("c_proj", conv1d(config.n_embd, config.n_embd, residual_deviation(config)));
+  resid_dropout_ = register_module("resid_dropout", nn::Dropout(config.resid_pdrop));
+}
+
+Tensor GPT2AttentionImpl::forward(const Tensor& x) const {
+  AttentionOptions options = options_;
+  options.dropout = is_training() ? dropout_ : 0.0;
+  return resid_dropout_(c_proj_(packed_attention(c_attn_(x), options)));
+}
+
+GPT2MLPImpl::GPT2MLPImpl(const Gpt2Config& config) : exact_gelu_(config.exact_gelu()) {
+  c_fc_ = register_module("c_fc", conv1d(config.n_embd, config.n_inner, config.initializer_range));
+  c_proj_ =
+      register_module("c_proj", conv1d(config.n_inner, config.n_embd, residual_deviation(config)));
+  dropout_ = register_module("dropout", nn::Dropout(config.resid_pdrop));
+}
+
+Tensor GPT2MLPImpl::forward(const Tensor& x) const {
+  return dropout_(bias_gelu_linear(linear(x, c_fc_->weight(), {}, c_fc_->layout()), c_fc_->bias(),
+                                   c_proj_->weight(), c_proj_->bias(), c_proj_->layout(),
+                                   exact_gelu_));
+}
+
+GPT2BlockImpl::GPT2BlockImpl(const Gpt2Config& config, std::int64_t layer) {
+  ln_1_ = register_module("ln_1", nn::LayerNorm(config.n_embd, config.layer_norm_epsilon));
+  attn_ = register_module("attn", GPT2Attention(config, layer));
+  ln_2_ = register_module("ln_2", nn::LayerNorm(config.n_embd, config.layer_norm_epsilon));
+  mlp_ = register_module("mlp", GPT2MLP(config));
+}
+
+Tensor GPT2BlockImpl::forward(const Tensor& x) const {
+  const auto [stream, normalised] = ln_2_(attn_(ln_1_(x)), x);
+  return stream + mlp_(normalised);
+}
+
+GPT2ModelImpl::GPT2ModelImpl(const Gpt2Config& config) : positions_(config.n_positions) {
+  wte_ = register_module("wte",
+                         nn::Embedding(config.vocab_size, config.n_embd, config.initializer_range));
+  wpe_ = register_module(
+      "wpe", nn::Embedding(config.n_positions, config.n_embd, config.initializer_range));
+  drop_ = register_module("drop", nn::Dropout(config.embd_pdrop));
+  std::vector<GPT2Block> blocks;
+  for (std::int64_t layer = 0; layer < config.n_layer; ++layer) blocks.emplace_back(config, layer);
+  h_ = register_module("h", nn::ModuleList<GPT2Block>(std::move(blocks)));
+  ln_f_ = register_module("ln_f", nn::LayerNorm(config.n_embd, config.layer_norm_epsilon));
+}
+
+Tensor GPT2ModelImpl::forward(const Tensor& ids) const {
+  TESSERA_REQUIRE(ids.dimensions() == 2 && ids.size(1) <= positions_,
+                  "GPT-2 takes ids of shape [batch, at most {}], given {}", positions_,
+                  ids.shape().to_string());
+  std::vector<std::int32_t> places(static_cast<std::size_t>(ids.size(1)));
+  std::iota(places.begin(), places.end(), 0);
+  Tensor x = drop_(wte_(ids) + wpe_(Tensor::from(places, {ids.size(1)})));
+  for (const GPT2Block& block : *h_) x = block(x);
+  return ln_f_(x);
+}
+
+GPT2LMHeadModel::GPT2LMHeadModel(Gpt2Config config) : config_(std::move(config)) {
+  transformer_ = register_module("transformer", GPT2Model(config_));
+  if (!config_.tie_word_embeddings) {
+    lm_head_ = register_module(
+        "lm_head",
+        nn::Linear(config_.n_embd, config_.vocab_size,
+                   nn::LinearOptions{.bias = false, .deviation = config_.initializer_range}));
+  }
+}
+
+Tensor GPT2LMHeadModel::forward(const Tensor& ids) {
+  const Tensor x = transformer_(ids);
+  return lm_head_ ? lm_head_(x) : linear(x, transformer_->token_table());
+}
+
+HuggingFaceNames GPT2LMHeadModel::hugging_face_names() const {
+  HuggingFaceNames names;
+  // The Hub's gpt2 was saved from the model without its head, and so without the prefix.
+  names.aliases = [](const std::string& name) {
+    constexpr std::string_view prefix = "transformer.";
+    std::vector<std::string> aliases{name};
+    if (name.starts_with(prefix)) aliases.push_back(name.substr(prefix.size()));
+    return aliases;
+  };
+  names.ignored = {R"(^(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)$)"};
+  if (config_.tie_word_embeddings) names.ignored.emplace_back(R"(^lm_head\.weight$)");
+  return names;
+}
+
+}  // namespace tessera::models

@@ -1,0 +1,131 @@
+// Llama's layers.
+#include "models/llama.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "kernels/base/error.h"
+
+namespace tessera::models {
+namespace {
+
+nn::LinearOptions linear_options(const LlamaConfig& config, bool bias) {
+  return {.bias = bias, .deviation = config.initializer_range};
+}
+
+}  // namespace
+
+LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config)
+    : dropout_(config.attention_dropout) {
+  options_.heads = config.num_attention_heads;
+  options_.key_heads = config.num_key_value_heads;
+  options_.causal = true;
+  const std::int64_t query_width = config.num_attention_heads * config.head_dim;
+  const std::int64_t key_width = config.num_key_value_heads * config.head_dim;
+  const nn::LinearOptions options = linear_options(config, config.attention_bias);
+  q_proj_ = register_module("q_proj", nn::Linear(config.hidden_size, query_width, options));
+  k_proj_ = register_module("k_proj", nn::Linear(config.hidden_size, key_width, options));
+  v_proj_ = register_module("v_proj", nn::Linear(config.hidden_size, key_width, options));
+  o_proj_ = register_module("o_proj", nn::Linear(query_width, config.hidden_size, options));
+}
+
+Tensor LlamaAttentionImpl::forward(const Tensor& x, const RopeTables& rope) const {
+  AttentionOptions options = options_;
+  options.dropout = is_training() ? dropout_ : 0.0;
+  const Tensor q = rotary(q_proj_(x), options.heads, rope.cosine, rope.sine);
+  const Tensor k = rotary(k_proj_(x), options.key_heads, rope.cosine, rope.sine);
+  return o_proj_(attention(q, k, v_proj_(x), options));
+}
+
+LlamaMLPImpl::LlamaMLPImpl(const LlamaConfig& config) {
+  const nn::LinearOptions options = linear_options(config, config.mlp_bias);
+  gate_proj_ = register_module("gate_proj",
+                               nn::Linear(config.hidden_size, config.intermediate_size, options));
+  up_proj_ =
+      register_module("up_proj", nn::Linear(config.hidden_size, config.intermediate_size, options));
+  down_proj_ = register_module("down_proj",
+                               nn::Linear(config.intermediate_size, config.hidden_size, options));
+}
+
+Tensor LlamaMLPImpl::forward(const Tensor& x) const {
+  const Tensor y =
+      swiglu_linear(gate_proj_(x), up_proj_(x), down_proj_->weight(), down_proj_->layout());
+  const Tensor bias = down_proj_->bias();
+  return bias ? y + bias : y;
+}
+
+LlamaDecoderLayerImpl::LlamaDecoderLayerImpl(const LlamaConfig& config) {
+  input_layernorm_ =
+      register_module("input_layernorm", nn::RmsNorm(config.hidden_size, config.rms_norm_eps));
+  self_attn_ = register_module("self_attn", LlamaAttention(config));
+  post_attention_layernorm_ = register_module("post_attention_layernorm",
+                                              nn::RmsNorm(config.hidden_size, config.rms_norm_eps));
+  mlp_ = register_module("mlp", LlamaMLP(config));
+}
+
+Tensor LlamaDecoderLayerImpl::forward(const Tensor& x, const RopeTables& rope) const {
+  const auto [stream, normalised] =
+      post_attention_layernorm_(self_attn_(input_layernorm_(x), rope), x);
+  return stream + mlp_(normalised);
+}
+
+LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config)
+    : positions_(config.max_position_embeddings),
+      frequencies_(rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)) {
+  embed_tokens_ = register_module(
+      "embed_tokens",
+      nn::Embedding(config.vocab_size, config.hidden_size, config.initializer_range));
+  std::vector<LlamaDecoderLayer> layers;
+  for (std::int64_t i = 0; i < config.num_hidden_layers; ++i) layers.emplace_back(config);
+  layers_ = register_module("layers", nn::ModuleList<LlamaDecoderLayer>(std::move(layers)));
+  norm_ = register_module("norm", nn::RmsNorm(config.hidden_size, config.rms_norm_eps));
+}
+
+Tensor LlamaModelImpl::forward(const Tensor& ids) {
+  TESSERA_REQUIRE(ids.dimensions() == 2 && ids.size(1) <= positions_,
+                  "Llama takes ids of shape [batch, at most {}], given {}", positions_,
+                  ids.shape().to_string());
+  const RopeTables& rope = rope_for(ids.size(1));
+  Tensor x = embed_tokens_(ids);
+  for (const LlamaDecoderLayer& layer : *layers_) x = layer(x, rope);
+  return norm_(x);
+}
+
+// Tables grow by doubling: a context of 131072 positions costs nothing until it is used.
+const RopeTables& LlamaModelImpl::rope_for(std::int64_t length) {
+  if (!rope_.cosine || rope_.cosine.size(0) < length) {
+    const auto doubled =
+        static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(length)));
+    rope_ = make_rope_tables(frequencies_, std::min(doubled, positions_));
+  }
+  return rope_;
+}
+
+LlamaForCausalLM::LlamaForCausalLM(LlamaConfig config) : config_(std::move(config)) {
+  model_ = register_module("model", LlamaModel(config_));
+  if (!config_.tie_word_embeddings) {
+    lm_head_ = register_module("lm_head", nn::Linear(config_.hidden_size, config_.vocab_size,
+                                                     linear_options(config_, false)));
+  }
+}
+
+Tensor LlamaForCausalLM::forward(const Tensor& ids) {
+  const Tensor x = model_(ids);
+  return lm_head_ ? lm_head_(x) : linear(x, model_->token_table());
+}
+
+HuggingFaceNames LlamaForCausalLM::hugging_face_names() const {
+  HuggingFaceNames names;
+  // A LlamaModel saved without its head has no prefix.
+  names.aliases = [](const std::string& name) {
+    constexpr std::string_view prefix = "model.";
+    std::vector<std::string> aliases{name};
+    if (name.starts_with(prefix)) aliases.push_back(name.substr(prefix.size()));
+    return aliases;
+  };
+  names.ignored = {R"(^(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq$)"};
+  if (config_.tie_word_embeddings) names.ignored.emplace_back(R"(^lm_head\.weight$)");
+  return names;
+}
+
+}  // namespace tessera::models

@@ -1,0 +1,91 @@
+// Llama with Hugging Face's module tree, parameter names and shapes: grouped key heads, rotary
+// positions, SwiGLU.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/nn/layers.h"
+#include "engine/nn/module_list.h"
+#include "models/language_model.h"
+#include "models/llama_config.h"
+#include "models/rope.h"
+
+namespace tessera::models {
+
+class LlamaAttentionImpl : public nn::Module {
+ public:
+  explicit LlamaAttentionImpl(const LlamaConfig& config);
+  Tensor forward(const Tensor& x, const RopeTables& rope) const;
+
+ private:
+  AttentionOptions options_;
+  double dropout_;
+  nn::Linear q_proj_, k_proj_, v_proj_, o_proj_;
+};
+TESSERA_MODULE(LlamaAttention);
+
+class LlamaMLPImpl : public nn::Module {
+ public:
+  explicit LlamaMLPImpl(const LlamaConfig& config);
+  Tensor forward(const Tensor& x) const;
+  // down_proj's product also computes the gated activation.
+  [[nodiscard]] bool is_indivisible() const override { return true; }
+
+ private:
+  nn::Linear gate_proj_, up_proj_, down_proj_;
+};
+TESSERA_MODULE(LlamaMLP);
+
+class LlamaDecoderLayerImpl : public nn::Module {
+ public:
+  explicit LlamaDecoderLayerImpl(const LlamaConfig& config);
+  Tensor forward(const Tensor& x, const RopeTables& rope) const;
+
+ private:
+  nn::RmsNorm input_layernorm_;
+  LlamaAttention self_attn_;
+  nn::RmsNorm post_attention_layernorm_;
+  LlamaMLP mlp_;
+};
+TESSERA_MODULE(LlamaDecoderLayer);
+
+class LlamaModelImpl : public nn::Module {
+ public:
+  explicit LlamaModelImpl(const LlamaConfig& config);
+  Tensor forward(const Tensor& ids);  // the last norm's output
+  [[nodiscard]] const Tensor& token_table() const { return embed_tokens_->weight(); }
+
+ private:
+  const RopeTables& rope_for(std::int64_t length);
+
+  std::int64_t positions_;
+  std::vector<float> frequencies_;
+  RopeTables rope_;  // of as many positions as were needed so far
+  nn::Embedding embed_tokens_;
+  nn::ModuleList<LlamaDecoderLayer> layers_;
+  nn::RmsNorm norm_;
+};
+TESSERA_MODULE(LlamaModel);
+
+class LlamaForCausalLM : public LanguageModel {
+ public:
+  explicit LlamaForCausalLM(LlamaConfig config);
+  Tensor forward(const Tensor& ids) override;
+
+  [[nodiscard]] nlohmann::json config(DType weights = float32) const override {
+    return config_.to_json(weights);
+  }
+  [[nodiscard]] HuggingFaceNames hugging_face_names() const override;
+  [[nodiscard]] std::string layer_class() const override { return "LlamaDecoderLayer"; }
+  [[nodiscard]] std::int64_t vocabulary() const override { return config_.vocab_size; }
+  [[nodiscard]] std::int64_t positions() const override { return config_.max_position_embeddings; }
+
+ private:
+  LlamaConfig config_;
+  LlamaModel model_;
+  nn::Linear lm_head_;  // empty when tied to the token table
+};
+
+}  // namespace tessera::models

@@ -1,0 +1,82 @@
+# shellcheck shell=bash
+# Shared by the scripts of this folder; read with `source`. Goes to the repository and sets `root` (it),
+# `caller` (where the user was), `jobs`, and the functions that they have in common.
+
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+caller=$PWD
+cd "$root"
+
+if [[ -t 2 && -z ${NO_COLOR:-} ]]; then
+  bold=$'\e[1m' plain=$'\e[0m'
+else
+  bold='' plain=''
+fi
+
+say() { printf '%s%s%s\n' "$bold" "$*" "$plain" >&2; }
+
+# fail MESSAGE [EXIT_CODE]
+fail() {
+  printf '%s: %s\n' "${0##*/}" "$1" >&2
+  exit "${2:-1}"
+}
+
+# One compiler needs up to 1.5 GB on the largest file, so memory bounds the jobs as well as cores do.
+default_jobs() {
+  local cores memory_kib by_memory
+  cores=$(nproc)
+  memory_kib=$(awk '/^MemAvailable:/ {print $2}' /proc/meminfo)
+  by_memory=$((memory_kib / 1572864))
+  ((by_memory < 1)) && by_memory=1
+  echo $((cores < by_memory ? cores : by_memory))
+}
+jobs=${TESSERA_JOBS:-$(default_jobs)}
+
+# The build folder of a preset: build for release, build-NAME for the others (CMakePresets.json agrees).
+build_folder() { if [[ $1 == release ]]; then echo build; else echo "build-$1"; fi; }
+
+# Where things live that are kept between runs and belong to no checkout.
+cache_folder() { echo "${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/tessera"; }
+
+# version_at_least HAVE WANT
+version_at_least() { [[ $(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1) == "$2" ]]; }
+
+# run_quietly LOG COMMAND...: output goes to the log; its end is shown when the command fails.
+run_quietly() {
+  local log=$1
+  shift
+  mkdir -p "$(dirname "$log")"
+  if ! "$@" >"$log" 2>&1; then
+    tail -n 40 "$log" >&2
+    fail "this failed: $* (whole output: $log)"
+  fi
+}
+
+# configure PRESET [CMAKE_ARGUMENTS...]: cheap when nothing changed.
+configure() {
+  local preset=$1
+  shift
+  command -v cmake >/dev/null || fail "cmake is missing: run scripts/setup"
+  local have
+  have=$(cmake --version | awk 'NR == 1 {print $3}')
+  version_at_least "$have" 3.25 ||
+    fail "CMake 3.25 is needed and this is $have. Ubuntu 22.04's own is too old: put a newer one first in
+PATH, for example: python3 -m venv ~/.cmake && ~/.cmake/bin/pip install cmake && PATH=~/.cmake/bin:\$PATH"
+  # shellcheck disable=SC2086  # several arguments in one variable
+  run_quietly "$(build_folder "$preset")/configure.log" \
+    cmake --preset "$preset" "$@" ${TESSERA_CMAKE_ARGUMENTS:-}
+}
+
+# build PRESET TARGET...: progress on a terminal, silence when nothing is to do, the end of the log on failure.
+build() {
+  local preset=$1
+  shift
+  local folder
+  folder=$(build_folder "$preset")
+  say "building $* ($preset, $jobs jobs)"
+  if [[ -t 2 ]]; then
+    cmake --build "$folder" -j "$jobs" --target "$@" >&2 || fail "the build failed"
+  else
+    run_quietly "$folder/build.log" cmake --build "$folder" -j "$jobs" --target "$@"
+  fi
+}

@@ -1,0 +1,75 @@
+// The job's shared block and its failure record.
+#include "sharding/comm/job.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <thread>
+
+#include "kernels/base/error.h"
+
+namespace tessera::comm {
+
+JobBlock* JobBlock::create(std::byte* memory, int size) {
+  auto* block = new (memory) JobBlock;
+  block->size = size;
+  for (int rank = 0; rank < size; ++rank) new (&block->rank(rank)) JobRank;
+  return block;
+}
+
+Job::Job(Parts parts)
+    : parts_(std::move(parts)), may_spin_(sysconf(_SC_NPROCESSORS_ONLN) >= parts_.block->size) {}
+
+std::string Job::name_of_rank(int rank) const {
+  const std::int32_t pid = parts_.block->rank(rank).pid;
+  if (parts_.watch == nullptr) return fmt::format("rank {} (a thread of pid {})", rank, pid);
+  return fmt::format("rank {} (pid {})", rank, pid);
+}
+
+std::vector<int> Job::dead_ranks() const {
+  if (parts_.watch == nullptr) return {};
+  std::vector<int> dead = parts_.watch->ended();
+  std::erase_if(dead, [this](int rank) { return has_left(rank); });
+  return dead;
+}
+
+void Job::record_failure(std::string_view text) noexcept {
+  FailureRecord& failure = parts_.block->failure;
+  std::uint32_t expected = FailureRecord::none;
+  if (!failure.state.compare_exchange_strong(expected, FailureRecord::being_written)) return;
+  const std::size_t length = std::min(text.size(), sizeof(failure.text) - 1);
+  std::memcpy(failure.text, text.data(), length);
+  failure.text[length] = '\0';
+  failure.recorded_by = parts_.rank;
+  failure.state.store(FailureRecord::written, std::memory_order_release);
+}
+
+void Job::abort(std::string_view reason) noexcept {
+  try {
+    record_failure(fmt::format("{} gave up: {}", name_of_rank(rank()), reason));
+  } catch (const std::bad_alloc&) {  // no memory for the whole sentence
+    record_failure(reason);
+  }
+}
+
+std::string Job::failure_text() const {
+  const FailureRecord& failure = parts_.block->failure;
+  // Writing takes microseconds, unless the writer was killed or stopped in the middle.
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(500);
+  while (failure.state.load(std::memory_order_acquire) != FailureRecord::written) {
+    if (std::chrono::steady_clock::now() > deadline) {
+      return "another rank failed, and was stopped before it could say why";
+    }
+    std::this_thread::yield();
+  }
+  if (failure.recorded_by == parts_.rank) return failure.text;
+  return fmt::format("{} [reported by rank {}]", failure.text, failure.recorded_by);
+}
+
+void throw_failure(const Job& job, std::string_view where) {
+  fail(ErrorCode::rank_failed, "rank {} in {}: {}", job.rank(), where, job.failure_text());
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,110 @@
+// What the communicators of one rank have in common: who the ranks are, which of them live, and the
+// first failure.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sharding/comm/arena.h"
+
+namespace tessera::comm {
+
+// The first failure of the job. All ranks report this one: what follows from it would hide the
+// cause.
+struct FailureRecord {
+  enum State : std::uint32_t { none, being_written, written };
+  std::atomic<std::uint32_t> state{none};
+  std::int32_t recorded_by = -1;
+  char text[2040]{};
+};
+
+struct alignas(64) JobRank {
+  std::atomic<std::uint32_t> left{0};  // it has ended in good order
+  std::int32_t pid = 0;
+};
+
+// The job's memory that all ranks see, followed by a JobRank for each.
+struct alignas(64) JobBlock {
+  std::atomic<std::uint64_t> next_free{0};  // of the file, where there is one
+  std::int32_t size = 0;
+  std::uint64_t world_group = 0;  // where the world's GroupBlock is
+  FailureRecord failure;
+
+  [[nodiscard]] JobRank& rank(int index) { return reinterpret_cast<JobRank*>(this + 1)[index]; }
+  [[nodiscard]] static std::size_t bytes_for(int size) {
+    return round_up(sizeof(JobBlock) + sizeof(JobRank) * static_cast<std::size_t>(size),
+                    page_bytes);
+  }
+  // Builds the block of a job of `size` ranks in zeroed memory.
+  static JobBlock* create(std::byte* memory, int size);
+};
+
+// How a rank notices that another one is dead. Ranks that are threads cannot die alone.
+class PeerWatch {
+ public:
+  virtual ~PeerWatch() = default;
+  // Ranks whose process has ended, in order. Callable from several threads.
+  [[nodiscard]] virtual std::vector<int> ended() const = 0;
+};
+
+// One rank's view of the job.
+class Job {
+ public:
+  struct Parts {
+    int rank = 0;
+    std::string backend;
+    JobBlock* block = nullptr;
+    std::shared_ptr<void> block_owner;  // keeps `block` mapped
+    std::shared_ptr<Arena> arena;
+    std::unique_ptr<PeerWatch> watch;  // none: ranks are threads
+    std::chrono::milliseconds timeout{0};
+  };
+
+  explicit Job(Parts parts);
+  ~Job() { leave(); }
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+  [[nodiscard]] int rank() const { return parts_.rank; }
+  [[nodiscard]] int size() const { return parts_.block->size; }
+  [[nodiscard]] std::string_view backend() const { return parts_.backend; }
+  [[nodiscard]] const std::shared_ptr<Arena>& arena() const { return parts_.arena; }
+  [[nodiscard]] std::chrono::milliseconds timeout() const { return parts_.timeout; }
+  // Whether there is a core for every rank.
+  [[nodiscard]] bool may_spin() const { return may_spin_; }
+
+  // "rank 2 (pid 4711)".
+  [[nodiscard]] std::string name_of_rank(int rank) const;
+
+  // This rank ends in good order; peers that still wait for it are told that it left, not that it
+  // died.
+  void leave() { parts_.block->rank(parts_.rank).left.store(1); }
+  [[nodiscard]] bool has_left(int rank) const { return parts_.block->rank(rank).left.load() != 0; }
+
+  // Ranks whose process ended without leaving.
+  [[nodiscard]] std::vector<int> dead_ranks() const;
+
+  [[nodiscard]] bool failed() const {
+    return parts_.block->failure.state.load(std::memory_order_acquire) != FailureRecord::none;
+  }
+  // Keeps `text` as the job's failure unless there is one already.
+  void record_failure(std::string_view text) noexcept;
+  // The failure is that this rank gives up.
+  void abort(std::string_view reason) noexcept;
+  [[nodiscard]] std::string failure_text() const;
+
+ private:
+  Parts parts_;
+  bool may_spin_;
+};
+
+// Throws Error(rank_failed) with the job's first failure; `where` says what this rank was doing.
+[[noreturn]] void throw_failure(const Job& job, std::string_view where);
+
+}  // namespace tessera::comm

@@ -1,0 +1,48 @@
+// Jobs over anonymous memory.
+#include "sharding/comm/single_process.h"
+
+#include <unistd.h>
+
+#include <numeric>
+
+#include "sharding/comm/shared_communicator.h"
+
+namespace tessera::comm {
+
+SingleProcess::SingleProcess(int ranks, std::chrono::milliseconds timeout)
+    : arena_(make_anonymous_arena()), timeout_(timeout) {
+  const std::size_t bytes = JobBlock::bytes_for(ranks);
+  const std::uint64_t where = arena_->reserve(bytes);
+  memory_ = std::shared_ptr<std::byte>(
+      arena_->map(where, bytes),
+      [arena = arena_, where, bytes](std::byte*) { arena->discard(where, bytes); });
+  arena_->commit(where, 0, bytes);
+  block_ = JobBlock::create(memory_.get(), ranks);
+  for (int rank = 0; rank < ranks; ++rank) block_->rank(rank).pid = getpid();
+  block_->world_group = Group::reserve_block(*arena_, ranks);
+}
+
+std::shared_ptr<Job> SingleProcess::job_of(int rank) const {
+  return std::make_shared<Job>(Job::Parts{.rank = rank,
+                                          .backend = "local",
+                                          .block = block_,
+                                          .block_owner = memory_,
+                                          .arena = arena_,
+                                          .watch = nullptr,
+                                          .timeout = timeout_});
+}
+
+std::shared_ptr<Communicator> SingleProcess::world_of(const std::shared_ptr<Job>& job) const {
+  return make_world(job, block_->world_group);
+}
+
+std::shared_ptr<Communicator> make_world(const std::shared_ptr<Job>& job,
+                                         std::uint64_t world_group) {
+  std::vector<int> members(static_cast<std::size_t>(job->size()));
+  std::iota(members.begin(), members.end(), 0);
+  auto block = Group::map_block(job->arena(), world_group, job->size());
+  return std::make_shared<SharedCommunicator>(
+      std::make_shared<Group>(job, std::move(block), std::move(members), "world"));
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,31 @@
+// A job whose ranks all live in this process: threads, or a world of one.
+#pragma once
+
+#include <chrono>
+#include <memory>
+
+#include "sharding/comm/communicator.h"
+#include "sharding/comm/job.h"
+
+namespace tessera::comm {
+
+class SingleProcess {
+ public:
+  SingleProcess(int ranks, std::chrono::milliseconds timeout);
+
+  // Each rank takes its job once, and then its communicator of all ranks.
+  [[nodiscard]] std::shared_ptr<Job> job_of(int rank) const;
+  [[nodiscard]] std::shared_ptr<Communicator> world_of(const std::shared_ptr<Job>& job) const;
+
+ private:
+  std::shared_ptr<Arena> arena_;
+  std::shared_ptr<std::byte> memory_;
+  JobBlock* block_;
+  std::chrono::milliseconds timeout_;
+};
+
+// The communicator of all ranks of a job whose block names the group's place.
+std::shared_ptr<Communicator> make_world(const std::shared_ptr<Job>& job,
+                                         std::uint64_t world_group);
+
+}  // namespace tessera::comm

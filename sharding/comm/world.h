@@ -1,0 +1,44 @@
+// Which ranks there are, and how they find each other.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "sharding/comm/communicator.h"
+
+namespace tessera::comm {
+
+// As torchrun's environment says it (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
+struct World {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;
+  int local_size = 1;
+  std::string master_address = "127.0.0.1";
+  int master_port = 29500;
+  std::string run_id{};  // TORCHELASTIC_RUN_ID or what tessera launch sets; keeps two jobs on one host apart
+};
+
+// Reads the environment; one rank when neither RANK nor WORLD_SIZE is set. A missing partner, a value that is no
+// number or out of range is an Error(configuration) that names the variable and the way out. Also understands OpenMPI's and
+// Slurm's variables (OMPI_COMM_WORLD_RANK/SIZE, SLURM_PROCID/SLURM_NTASKS) where RANK is absent.
+World world_from_environment();
+
+struct ConnectOptions {
+  std::chrono::milliseconds rendezvous_timeout{60'000};
+  // How long a collective may wait for a peer. Default: TESSERA_COMM_TIMEOUT in seconds, else 300.
+  std::chrono::milliseconds collective_timeout{0};
+};
+
+// Connects the processes of a world on one host (backend `shm`). Throws Error(rank_failed) naming the ranks that did not come,
+// Error(configuration) for a duplicate rank or ranks that disagree on the world, and when the world spans hosts.
+std::shared_ptr<Communicator> connect(const World& world, const ConnectOptions& options = {});
+
+// Runs fn(communicator) on `ranks` threads of this process (backend `local`) and joins them. When a rank throws, the others
+// are aborted and the first exception is rethrown.
+void run_local(int ranks, const std::function<void(const std::shared_ptr<Communicator>&)>& fn,
+               const ConnectOptions& options = {});
+
+}  // namespace tessera::comm

@@ -1,0 +1,79 @@
+// Context over a communicator.
+#include "sharding/context.h"
+
+#include <cstring>
+
+#include "kernels/base/error.h"
+
+namespace tessera {
+namespace {
+
+std::string bytes_of(double value) {
+  std::string text(sizeof(double), '\0');
+  std::memcpy(text.data(), &value, sizeof(double));
+  return text;
+}
+
+double number_in(const std::string& bytes) {
+  double value = 0;
+  std::memcpy(&value, bytes.data(), sizeof(double));
+  return value;
+}
+
+constexpr comm::Tag metrics_tag{0, 0, comm::Phase::metrics};
+
+}  // namespace
+
+Context::Context(comm::World world, std::shared_ptr<comm::Communicator> communicator)
+    : world_(std::move(world)), communicator_(std::move(communicator)) {}
+
+data::TensorLoader Context::prepare(const data::TensorLoader& loader) const {
+  return loader.for_rank(rank(), world_size());
+}
+
+Tensor Context::gather_for_metrics(const Tensor& values, const data::TensorLoader& loader) const {
+  TESSERA_REQUIRE(values.dimensions() > 0, "gather_for_metrics of a scalar: give one value a sample");
+  const std::int64_t rows = std::min(loader.real_samples(), values.size(0));
+  const std::size_t row_bytes = values.size(0) == 0 ? 0 : values.bytes() / static_cast<std::size_t>(values.size(0));
+  const std::string mine(reinterpret_cast<const char*>(values.data()), static_cast<std::size_t>(rows) * row_bytes);
+  std::string all;
+  for (const std::string& part : communicator_->exchange(mine, metrics_tag)) all += part;
+  Shape shape = values.shape();
+  shape[0] = row_bytes == 0 ? 0 : static_cast<std::int64_t>(all.size() / row_bytes);
+  Tensor result = Tensor::empty(shape, values.dtype());
+  if (!all.empty()) std::memcpy(result.data(), all.data(), all.size());
+  return result;
+}
+
+double Context::sum(double value) const {
+  double total = 0;
+  for (const std::string& part : communicator_->exchange(bytes_of(value), metrics_tag)) total += number_in(part);
+  return total;
+}
+
+double Context::max(double value) const {
+  double largest = value;
+  for (const std::string& part : communicator_->exchange(bytes_of(value), metrics_tag)) {
+    largest = std::max(largest, number_in(part));
+  }
+  return largest;
+}
+
+void Context::barrier() const { communicator_->barrier(metrics_tag); }
+
+Context init() {
+  const comm::World world = comm::world_from_environment();
+  return {world, comm::connect(world)};
+}
+
+void launch(int ranks, const std::function<void(Context&)>& fn) {
+  comm::run_local(ranks, [&](const std::shared_ptr<comm::Communicator>& communicator) {
+    comm::World world;
+    world.rank = world.local_rank = communicator->rank();
+    world.size = world.local_size = communicator->size();
+    Context context(world, communicator);
+    fn(context);
+  });
+}
+
+}  // namespace tessera

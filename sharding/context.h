@@ -1,0 +1,50 @@
+// The program's world: rank, ranks, and what a training loop asks of all of them together.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/data/tensor_loader.h"
+#include "engine/tensor.h"
+#include "sharding/comm/world.h"
+
+namespace tessera {
+
+// Copies share the world. Collective calls must be made by every rank in the same order.
+class Context {
+ public:
+  Context(comm::World world, std::shared_ptr<comm::Communicator> communicator);
+
+  [[nodiscard]] int rank() const { return communicator_->rank(); }
+  [[nodiscard]] int world_size() const { return communicator_->size(); }
+  [[nodiscard]] bool is_main() const { return rank() == 0; }
+  [[nodiscard]] const comm::World& world() const { return world_; }
+  [[nodiscard]] comm::Communicator& communicator() const { return *communicator_; }
+
+  // The loader's samples dealt out to the ranks: in step s this rank sees global samples (s*world + rank)*batch ... of the loader.
+  [[nodiscard]] data::TensorLoader prepare(const data::TensorLoader& loader) const;
+  // Every rank's rows of `values` one after the other, in the order of the samples and without those that only filled up the last
+  // batch; `values` are what this rank computed for the batch that `loader` gave last.
+  [[nodiscard]] Tensor gather_for_metrics(const Tensor& values, const data::TensorLoader& loader) const;
+
+  // Collective, in rank order, so every rank gets the same bits.
+  [[nodiscard]] double sum(double value) const;
+  [[nodiscard]] double mean(double value) const { return sum(value) / world_size(); }
+  [[nodiscard]] double max(double value) const;
+  void barrier() const;
+
+ private:
+  comm::World world_;
+  std::shared_ptr<comm::Communicator> communicator_;
+};
+
+// The world that the environment describes (torchrun's variables); one rank when it describes none.
+Context init();
+
+// Runs fn on `ranks` threads of this process, each a rank of its own; rethrows the first failure.
+void launch(int ranks, const std::function<void(Context&)>& fn);
+
+}  // namespace tessera

@@ -1,0 +1,137 @@
+// ShardedModel over the runtime.
+#include "sharding/fully_shard.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "engine/launch.h"
+#include "kernels/base/error.h"
+#include "sharding/runtime.h"
+
+namespace tessera {
+namespace {
+
+constexpr comm::Tag norm_tag{0, 0, comm::Phase::optimizer};
+
+std::string bytes_of(const kernels::ExactSum& sum) {
+  std::string text(sizeof sum, '\0');
+  std::memcpy(text.data(), &sum, sizeof sum);
+  return text;
+}
+
+kernels::ExactSum sum_in(const std::string& bytes) {
+  kernels::ExactSum sum;
+  std::memcpy(&sum, bytes.data(), sizeof sum);
+  return sum;
+}
+
+// Every rank must shard the same thing; a difference would show much later, as garbage.
+void compare_structures(const Runtime& runtime, const Context& context) {
+  std::string mine;
+  for (const auto& unit : runtime.units()) {
+    for (const auto& slot : unit->layout().slots()) {
+      mine += fmt::format("{} {} {};", slot.spec.name, slot.spec.shape.to_string(), name_of(slot.spec.compute_dtype));
+    }
+  }
+  const auto all = context.communicator().exchange(mine);
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    TESSERA_CHECK(all[r] == all[0], ErrorCode::configuration,
+                  "ranks 0 and {} shard different modules: their parameters differ in name, shape or dtype", r);
+  }
+}
+
+}  // namespace
+
+ShardedModel::ShardedModel(nn::Module& module, const Context& context, const ShardingOptions& options)
+    : context_(context), runtime_(std::make_unique<Runtime>(module, context_.communicator(), options)) {
+  compare_structures(*runtime_, context_);
+}
+
+ShardedModel::~ShardedModel() = default;
+ShardedModel::ShardedModel(ShardedModel&&) noexcept = default;
+ShardedModel& ShardedModel::operator=(ShardedModel&&) noexcept = default;
+
+std::vector<nn::NamedParameter> ShardedModel::parameters() const {
+  std::vector<nn::NamedParameter> all;
+  for (const auto& unit : runtime_->units()) {
+    all.insert(all.end(), unit->local_parameters().begin(), unit->local_parameters().end());
+  }
+  return all;
+}
+
+std::vector<ShardedParameter> ShardedModel::sharded_parameters() const {
+  std::vector<ShardedParameter> all;
+  const auto copies = static_cast<std::int64_t>(runtime_->replicas());
+  const auto copy = static_cast<std::int64_t>(runtime_->replica());
+  for (const auto& unit : runtime_->units()) {
+    for (std::size_t i = 0; i < unit->local_parameters().size(); ++i) {
+      const auto& parameter = unit->local_parameters()[i];
+      const ElementRange part = unit->layout().local_of(unit->layout().slots()[i], unit->shard());
+      const std::int64_t begin = part.count * copy / copies;
+      const std::int64_t end = part.count * (copy + 1) / copies;
+      all.push_back({parameter.name, parameter.shape, parameter.tensor, part.first, begin, end - begin});
+    }
+  }
+  return all;
+}
+
+double ShardedModel::clip_grad_norm(double max_norm) {
+  kernels::ExactSum mine;
+  for (const auto& unit : runtime_->units()) {
+    if (!unit->has_gradient() || !unit->gradient_is_set()) continue;
+    const Tensor& gradient = unit->gradient_shard();
+    const float pending = unit->local_parameters().front().tensor.impl()->grad_scale;
+    for (const auto& local : unit->local_segments()) {
+      if (local.range.count == 0) continue;
+      const std::byte* x = gradient.data() + static_cast<std::size_t>(local.offset) * size_of(gradient.dtype());
+      TESSERA_LAUNCH(Device::cpu(), sum_of_squares, {x, local.range.count, gradient.dtype(), pending, &mine});
+    }
+  }
+  kernels::ExactSum total;
+  for (const std::string& part : runtime_->shard_group().exchange(bytes_of(mine), norm_tag)) total.add(sum_in(part));
+  const double norm = std::sqrt(total.value());
+  if (max_norm > 0 && std::isfinite(norm) && norm > max_norm) {
+    const auto factor = static_cast<float>(max_norm / (norm + 1e-6));
+    for (const auto& parameter : parameters()) parameter.tensor.impl()->grad_scale *= factor;
+  }
+  return norm;
+}
+
+ShardedModel::NoSync::NoSync(Runtime& runtime) : runtime_(runtime) {
+  TESSERA_REQUIRE(runtime.synchronises(), "no_sync inside no_sync");
+  runtime_.set_synchronise(false);
+}
+ShardedModel::NoSync::~NoSync() { runtime_.set_synchronise(true); }
+ShardedModel::NoSync ShardedModel::no_sync() { return NoSync(*runtime_); }
+
+ShardedModel::Unsharded::Unsharded(Runtime& runtime) : runtime_(runtime) { runtime_.pin(); }
+ShardedModel::Unsharded::~Unsharded() { runtime_.unpin(); }
+ShardedModel::Unsharded ShardedModel::unsharded() { return Unsharded(*runtime_); }
+
+CommunicationStatistics ShardedModel::communication() const { return runtime_->statistics(); }
+
+HeldBytes ShardedModel::held_bytes() const {
+  HeldBytes held;
+  for (const auto& unit : runtime_->units()) {
+    held.parameters += unit->master_bytes();
+    held.gradients += unit->gradient_bytes();
+  }
+  return held;
+}
+
+std::string ShardedModel::describe() const {
+  std::string text = fmt::format("{} over {} ranks, {} units\n", name_of(runtime_->options().strategy),
+                                 runtime_->world_size(), runtime_->units().size());
+  for (const auto& unit : runtime_->units()) {
+    std::int64_t parameters = 0;
+    for (const auto& slot : unit->layout().slots()) parameters += slot.range.count;
+    text += fmt::format("  {:<40} {:>14} parameters {:>14} bytes, share {:>12}\n",
+                        unit->name().empty() ? "(root)" : unit->name(), parameters, unit->layout().bytes(),
+                        unit->layout().share_bytes());
+  }
+  return text;
+}
+
+}  // namespace tessera

@@ -1,0 +1,88 @@
+// fully_shard(): from an ordinary module to one whose parameters, gradients and optimizer state are spread over ranks.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "sharding/context.h"
+#include "sharding/options.h"
+#include "sharding/statistics.h"
+
+namespace tessera {
+
+class Runtime;
+
+// One rank's part of one logical parameter. `local` holds elements [first, first + local.elements()) of it, row-major.
+struct ShardedParameter {
+  std::string name;
+  Shape shape;
+  Tensor local;
+  std::int64_t first = 0;
+  // Of `local`, the elements that this rank writes to checkpoints: replicas share the work, every element is written once.
+  std::int64_t save_first = 0;
+  std::int64_t save_count = 0;
+};
+
+// The sharded side of a module. The module itself is used as before (net.forward(x)); it must outlive this object.
+// All calls are made on the thread that called fully_shard; collective ones by every rank.
+class ShardedModel {
+ public:
+  ShardedModel(nn::Module& module, const Context& context, const ShardingOptions& options);
+  ~ShardedModel();
+  ShardedModel(ShardedModel&&) noexcept;
+  ShardedModel& operator=(ShardedModel&&) noexcept;
+
+  // This rank's fp32 parameters with their gradients after backward: for an optimizer.
+  [[nodiscard]] std::vector<nn::NamedParameter> parameters() const;
+  [[nodiscard]] std::vector<ShardedParameter> sharded_parameters() const;
+
+  // Collective. The norm over all parameters' gradients before clipping, the same bits under every strategy. Gradients are scaled
+  // to `max_norm` when above it (max_norm <= 0: only measured); the factor is applied when they are read.
+  double clip_grad_norm(double max_norm);
+
+  // Backwards inside the scope add to local sums, without communication; the first one after it reduces them all.
+  class NoSync {
+   public:
+    explicit NoSync(Runtime& runtime);
+    ~NoSync();
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    Runtime& runtime_;
+  };
+  [[nodiscard]] NoSync no_sync();
+
+  // Collective. Parameters are whole, to be read, for the scope's lifetime.
+  class Unsharded {
+   public:
+    explicit Unsharded(Runtime& runtime);
+    ~Unsharded();
+    Unsharded(const Unsharded&) = delete;
+    Unsharded& operator=(const Unsharded&) = delete;
+
+   private:
+    Runtime& runtime_;
+  };
+  [[nodiscard]] Unsharded unsharded();
+
+  [[nodiscard]] CommunicationStatistics communication() const;
+  [[nodiscard]] HeldBytes held_bytes() const;  // without the optimizer's
+  // One line a unit: name, parameters, bytes of the flat buffer and of a share.
+  [[nodiscard]] std::string describe() const;
+  [[nodiscard]] const Context& context() const { return context_; }
+
+ private:
+  Context context_;
+  std::unique_ptr<Runtime> runtime_;
+};
+
+// Collective: every rank passes a module of the same structure. Values are each rank's own part of its own module; modules made with the
+// same seed, or on `meta`, agree.
+inline ShardedModel fully_shard(nn::Module& module, const Context& context, const ShardingOptions& options = {}) {
+  return {module, context, options};
+}
+inline ShardedModel::Unsharded unsharded(ShardedModel& model) { return model.unsharded(); }
+
+}  // namespace tessera

@@ -1,0 +1,76 @@
+// Where the parameters of a unit lie in its flat buffer, and which part of it is a rank's. Pure arithmetic.
+//
+// A unit's parameters form segments of equal (compute dtype, master dtype, trainable), trainable ones first. A parameter begins at a
+// multiple of 8 elements (16 bytes or more), a segment at a multiple of 256 bytes, and the whole is padded at its end so that a rank's
+// share is a multiple of 256 bytes. The place of a parameter depends on neither the strategy nor the number of shards.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/shape.h"
+#include "kernels/base/dtype.h"
+
+namespace tessera {
+
+struct ParameterSpec {
+  std::string name;
+  Shape shape;
+  DType master_dtype = DType::float32;   // what the optimizer updates and checkpoints hold
+  DType compute_dtype = DType::float32;  // what is gathered and computed with
+  bool trainable = true;
+};
+
+// Elements [first, first + count).
+struct ElementRange {
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+  [[nodiscard]] std::int64_t end() const { return first + count; }
+};
+ElementRange intersect(ElementRange a, ElementRange b);
+
+class UnitLayout {
+ public:
+  struct Segment {
+    DType compute_dtype, master_dtype;
+    bool trainable;
+    std::size_t byte_offset;        // in the flat buffer
+    std::int64_t elements;          // with the gaps between parameters; the last segment's reach to the buffer's end
+    std::int64_t gradient_offset;   // in elements of the gradient buffer; trainable segments only
+  };
+  struct Slot {
+    ParameterSpec spec;
+    int segment;
+    ElementRange range;  // in the segment
+  };
+
+  UnitLayout(std::vector<ParameterSpec> parameters, int shards);
+
+  [[nodiscard]] int shards() const { return shards_; }
+  [[nodiscard]] const std::vector<Segment>& segments() const { return segments_; }
+  [[nodiscard]] const std::vector<Slot>& slots() const { return slots_; }  // in the given order
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }               // of the flat buffer, padded
+  [[nodiscard]] std::size_t share_bytes() const { return bytes_ / static_cast<std::size_t>(shards_); }
+  [[nodiscard]] std::int64_t gradient_elements() const { return gradient_elements_; }
+
+  // The part of a segment that shard `shard` holds; begins at a multiple of 32 elements.
+  [[nodiscard]] ElementRange local(int segment, int shard) const;
+  // The part of a parameter that it holds, in elements of the parameter.
+  [[nodiscard]] ElementRange local_of(const Slot& slot, int shard) const;
+  // Ranges of the gradient buffer that no parameter covers (alignment and padding), in elements.
+  [[nodiscard]] const std::vector<ElementRange>& gradient_gaps() const { return gradient_gaps_; }
+
+ private:
+  void find_gaps();
+
+  int shards_;
+  std::vector<Segment> segments_;
+  std::vector<Slot> slots_;
+  std::size_t bytes_ = 0;
+  std::int64_t gradient_elements_ = 0;
+  std::vector<ElementRange> gradient_gaps_;
+};
+
+}  // namespace tessera

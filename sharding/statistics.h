@@ -1,0 +1,22 @@
+// What the sharding runtime counts, so that communication is a measured number.
+#pragma once
+
+#include <cstdint>
+
+namespace tessera {
+
+struct CommunicationStatistics {
+  std::uint64_t bytes = 0;           // that reached this rank from others: gathers and reductions
+  std::uint64_t collectives = 0;
+  double exposed_seconds = 0;        // the compute stream stood still for a collective
+  double busy_seconds = 0;           // side streams were at work, hidden or not
+};
+
+struct HeldBytes {
+  std::size_t parameters = 0;  // master shards
+  std::size_t gradients = 0;   // reduced gradients
+  std::size_t optimizer = 0;   // filled by whoever knows the optimizer
+  [[nodiscard]] std::size_t total() const { return parameters + gradients + optimizer; }
+};
+
+}  // namespace tessera

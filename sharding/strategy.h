@@ -1,0 +1,54 @@
+// The sharding strategies, as rows of a table. What a row says is all that the runtime knows of a strategy.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace tessera {
+
+enum class Strategy : std::uint8_t {
+  no_shard,            // everything whole on every rank: data parallel
+  shard_optimizer,     // ZeRO-1
+  shard_grad_op,       // ZeRO-2
+  full_shard,          // ZeRO-3
+  hybrid_shard,        // FULL_SHARD inside a group, replicated across groups
+  hybrid_shard_zero2,  // SHARD_GRAD_OP inside a group, replicated across groups
+};
+
+// Which ranks hold one copy between them.
+enum class ShardGroup : std::uint8_t { self, group, world };
+// How long gathered parameters stay.
+enum class Unsharded : std::uint8_t {
+  per_pass,        // from a forward to its end, and again for the backward
+  until_backward,  // from the forward until the unit's backward is done
+  until_step,      // until the optimizer changes them
+};
+// When gradients are reduced.
+enum class ReduceAt : std::uint8_t { unit_backward, end_of_backward };
+
+struct StrategyRow {
+  Strategy strategy;
+  std::string_view name;  // Accelerate's and torch's name
+  ShardGroup shards;
+  Unsharded unsharded;
+  ReduceAt reduce;
+};
+
+inline constexpr StrategyRow strategy_table[] = {
+    {Strategy::no_shard, "NO_SHARD", ShardGroup::self, Unsharded::until_step, ReduceAt::unit_backward},
+    {Strategy::shard_optimizer, "SHARD_OPTIMIZER", ShardGroup::world, Unsharded::until_step,
+     ReduceAt::end_of_backward},
+    {Strategy::shard_grad_op, "SHARD_GRAD_OP", ShardGroup::world, Unsharded::until_backward,
+     ReduceAt::unit_backward},
+    {Strategy::full_shard, "FULL_SHARD", ShardGroup::world, Unsharded::per_pass, ReduceAt::unit_backward},
+    {Strategy::hybrid_shard, "HYBRID_SHARD", ShardGroup::group, Unsharded::per_pass, ReduceAt::unit_backward},
+    {Strategy::hybrid_shard_zero2, "HYBRID_SHARD_ZERO2", ShardGroup::group, Unsharded::until_backward,
+     ReduceAt::unit_backward},
+};
+
+constexpr const StrategyRow& row_of(Strategy strategy) {
+  return strategy_table[static_cast<std::size_t>(strategy)];
+}
+constexpr std::string_view name_of(Strategy strategy) { return row_of(strategy).name; }
+
+}  // namespace tessera

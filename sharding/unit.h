@@ -1,0 +1,109 @@
+// One unit at run time: its master shard, the views that the module computes with, and the buffers they point into now.
+//
+// States of the parameters: sharded -> gathering (a collective is under way) -> unsharded -> sharded.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/nn/module.h"
+#include "engine/stream.h"
+#include "sharding/comm/communicator.h"
+#include "sharding/layout.h"
+
+namespace tessera {
+
+enum class ParameterState : std::uint8_t { sharded, gathering, unsharded };
+
+class Unit {
+ public:
+  // Takes the module's parameters: fills the master shard with this shard's part of their values (or draws it, for `meta`
+  // parameters) and puts views of a lent storage in their place.
+  Unit(std::string name, int index, nn::Module& root, const std::vector<nn::NamedParameter>& parameters,
+       const std::vector<ParameterSpec>& specs, int shards, int shard);
+  Unit(const Unit&) = delete;
+  Unit& operator=(const Unit&) = delete;
+
+  [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] int index() const { return index_; }
+  [[nodiscard]] const UnitLayout& layout() const { return layout_; }
+  [[nodiscard]] int shard() const { return shard_; }
+  [[nodiscard]] bool is_root() const { return index_ == 0; }
+  [[nodiscard]] bool has_gradient() const { return layout_.gradient_elements() > 0; }
+
+  // This rank's fp32 parameters and gradients, a tensor for each parameter (perhaps empty): what optimizers see.
+  [[nodiscard]] const std::vector<nn::NamedParameter>& local_parameters() const { return local_; }
+  [[nodiscard]] const std::vector<Tensor>& views() const { return views_; }
+  [[nodiscard]] std::size_t master_bytes() const;
+  [[nodiscard]] std::size_t gradient_bytes() const { return gradient_shard_ ? gradient_shard_.bytes() : 0; }
+
+  // Whether the master shard itself serves as the unsharded parameters (one shard, nothing to cast): never gathered.
+  [[nodiscard]] bool computes_on_master() const { return computes_on_master_; }
+  // Writes this shard's share of the flat buffer, cast to the compute dtype.
+  void write_share(std::byte* share) const;
+
+  // The lent storage behind the views.
+  [[nodiscard]] const std::shared_ptr<Storage>& parameter_storage() const { return parameters_; }
+
+  // Gradients of the whole unit, in `dtype`, written by backward into memory lent by the runtime.
+  void create_gradient_views(DType dtype);
+  [[nodiscard]] const std::shared_ptr<Storage>& gradient_storage() const { return gradients_; }
+  [[nodiscard]] DType gradient_dtype() const { return gradient_dtype_; }
+  [[nodiscard]] std::size_t gradient_buffer_bytes() const {
+    return static_cast<std::size_t>(layout_.gradient_elements()) * size_of(gradient_dtype_);
+  }
+  // Zeroes what no parameter covers, and parameters that got no gradient; marks the views as without gradient again.
+  void zero_gradient_gaps();
+  void complete_gradient();
+  // Where this shard's sums go.
+  [[nodiscard]] std::vector<comm::ReducedRange> reduced_ranges(std::byte* out) const;
+  [[nodiscard]] Tensor& gradient_shard();  // fp32 (fp64), made on first use
+  // Whether the shard holds gradients since the last zero_grad.
+  [[nodiscard]] bool gradient_is_set() const;
+  void mark_gradient_set();
+  // Elements of the local gradient, and the part that each trainable segment takes there.
+  [[nodiscard]] std::int64_t local_gradient_elements() const { return local_gradient_elements_; }
+  struct LocalSegment {
+    int segment;
+    ElementRange range;    // in the segment
+    std::int64_t offset;   // in the local gradient
+  };
+  [[nodiscard]] const std::vector<LocalSegment>& local_segments() const { return local_segments_; }
+
+  // What the runtime keeps of the unit.
+  ParameterState state = ParameterState::sharded;
+  std::shared_ptr<comm::Buffer> parameter_buffer;           // while gathering or unsharded
+  std::shared_ptr<comm::Buffer> own_parameter_buffer;       // of units that do not share the pool
+  Event gathered;
+  std::shared_ptr<comm::Buffer> gradient_buffer;            // while backward writes into it
+  std::shared_ptr<comm::Buffer> own_gradient_buffer;
+  Event gradient_writable;                                  // of own_gradient_buffer
+  std::shared_ptr<comm::Buffer> unsynchronised;             // fp32 sums of no_sync passes
+  Event unsynchronised_writable;
+  bool unsynchronised_is_set = false;
+  int pending_backwards = 0;                                // forward calls whose backward has not come yet
+  int pinned = 0;                                           // unsharded() scopes
+
+ private:
+  void fill_master(const std::vector<nn::NamedParameter>& parameters);
+  void create_local_tensors();
+
+  std::string name_;
+  int index_;
+  UnitLayout layout_;
+  int shard_;
+  bool computes_on_master_ = false;
+  std::vector<Tensor> masters_;  // one a segment, this shard's part
+  std::shared_ptr<Storage> parameters_;
+  std::vector<Tensor> views_;
+  std::vector<nn::NamedParameter> local_;
+  std::shared_ptr<Storage> gradients_;
+  DType gradient_dtype_ = DType::float32;
+  std::vector<Tensor> gradient_views_;
+  Tensor gradient_shard_;
+  std::vector<LocalSegment> local_segments_;
+  std::int64_t local_gradient_elements_ = 0;
+};
+
+}  // namespace tessera

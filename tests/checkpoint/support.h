@@ -1,0 +1,251 @@
+// What the checkpoint tests share: a folder of their own, states whose every element is known, ways
+// to cut them.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "kernels/base/error.h"
+#include "kernels/base/low_precision.h"
+#include "sharding/comm/world.h"
+
+namespace tessera::checkpoint::testing {
+
+namespace fs = std::filesystem;
+
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (fs::temp_directory_path() / "tessera-checkpoint-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
+    path_ = name;
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  [[nodiscard]] const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+inline std::string read_all(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+inline void write_all(const fs::path& path, const std::string& contents) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << contents;
+}
+
+// Runs `body` and returns the text of the Error that it must throw.
+inline std::string error_of(const std::function<void()>& body,
+                            ErrorCode code = ErrorCode::checkpoint) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "no Error was thrown";
+  return {};
+}
+
+inline ::testing::AssertionResult has(const std::string& text, const std::string& part) {
+  if (text.find(part) != std::string::npos) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << "'" << text << "' lacks '" << part << "'";
+}
+
+// Element i of the tensor numbered `tensor`: small integers, exact in every dtype.
+inline double element(std::size_t tensor, std::int64_t i, int version) {
+  return static_cast<double>((i * 7 + static_cast<std::int64_t>(tensor) * 31 + version * 101) %
+                             251) -
+         125.0;
+}
+
+inline void store(std::byte* out, DType dtype, double value) {
+  const auto put = [&](auto typed) { std::memcpy(out, &typed, sizeof typed); };
+  switch (dtype) {
+    case DType::float32:
+      return put(static_cast<float>(value));
+    case DType::bfloat16:
+      return put(to_bfloat16(static_cast<float>(value)));
+    case DType::float16:
+      return put(to_float16(static_cast<float>(value)));
+    case DType::float64:
+      return put(value);
+    case DType::int32:
+      return put(static_cast<std::int32_t>(value));
+    case DType::int64:
+      return put(static_cast<std::int64_t>(value));
+    default:
+      return put(static_cast<std::uint8_t>(static_cast<int>(value) & 0xff));
+  }
+}
+
+inline std::int64_t elements_of(const std::vector<std::int64_t>& shape) {
+  std::int64_t n = 1;
+  for (const std::int64_t d : shape) n *= d;
+  return n;
+}
+
+// A rank's state with its memory.
+struct RankState {
+  State state;
+  std::vector<std::vector<std::byte>> memory;
+};
+
+// Chooses the runs (first, count) of a tensor of n elements for a rank.
+using Cut = std::function<std::vector<std::pair<std::int64_t, std::int64_t>>(
+    std::size_t tensor, std::int64_t n, int rank, int world)>;
+
+// Consecutive equal shards, the last ones short or empty, as FSDP cuts.
+inline Cut even_cut() {
+  return [](std::size_t, std::int64_t n, int rank, int world) {
+    const std::int64_t part = (n + world - 1) / world;
+    const std::int64_t first = std::min(n, part * rank);
+    return std::vector{std::pair{first, std::min(part, n - first)}};
+  };
+}
+
+// Random runs dealt to random ranks; the last rank of several gets none.
+inline Cut random_cut(unsigned seed) {
+  return [seed](std::size_t tensor, std::int64_t n, int rank, int world) {
+    std::mt19937 random(seed * 1000 + static_cast<unsigned>(tensor));
+    std::vector<std::pair<std::int64_t, std::int64_t>> runs;
+    const int owners = world > 1 ? world - 1 : 1;
+    for (std::int64_t first = 0; first < n;) {
+      const std::int64_t count =
+          std::min<std::int64_t>(n - first, 1 + static_cast<std::int64_t>(random() % 40));
+      if (static_cast<int>(random() % static_cast<unsigned>(owners)) == rank) {
+        runs.emplace_back(first, count);
+      }
+      first += count;
+    }
+    return runs;
+  };
+}
+
+// Every rank wants everything.
+inline Cut whole_cut() {
+  return [](std::size_t, std::int64_t n, int, int) {
+    return std::vector{std::pair{std::int64_t{0}, n}};
+  };
+}
+
+struct TensorPlan {
+  std::string name;
+  DType dtype;
+  std::vector<std::int64_t> shape;
+};
+
+inline std::vector<TensorPlan> model_plans(DType floating = DType::float32) {
+  return {{"transformer.wte.weight", floating, {37, 13}},
+          {"transformer.ln.weight", floating, {1}},
+          {"scale", floating, {}},
+          {"empty", floating, {0, 5}},
+          {"bias", floating, {129}},
+          {"counts", DType::int64, {5}},
+          {"mask", DType::boolean, {3, 3}},
+          {"naïve \"quoted\" ☃", floating, {2, 3, 5}}};
+}
+
+inline std::vector<TensorPlan> optimizer_plans() {
+  return {{"transformer.wte.weight.exp_avg", DType::float32, {37, 13}},
+          {"transformer.wte.weight.exp_avg_sq", DType::float32, {37, 13}},
+          {"bias.exp_avg", DType::float32, {129}}};
+}
+
+inline nlohmann::json scalars_of(int version) {
+  return {{"step", version}, {"loss_scale", 65536.5}, {"rng", {1, 2, version}}, {"name", "ü"}};
+}
+
+// A state of `version` (filled) or one to load into (filled = false: 0xEE everywhere).
+inline RankState make_state(int rank, int world, int version, const Cut& cut, bool filled,
+                            DType floating = DType::float32) {
+  RankState out;
+  std::size_t number = 0;
+  for (auto* section : {&out.state.model, &out.state.optimizer}) {
+    for (const TensorPlan& plan :
+         section == &out.state.model ? model_plans(floating) : optimizer_plans()) {
+      LogicalTensor tensor{plan.name, plan.dtype, plan.shape, {}};
+      for (const auto& [first, count] : cut(number, elements_of(plan.shape), rank, world)) {
+        const std::size_t size = size_of(plan.dtype);
+        auto& memory =
+            out.memory.emplace_back(static_cast<std::size_t>(count) * size + 1, std::byte{0xEE});
+        for (std::int64_t i = 0; filled && i < count; ++i) {
+          store(memory.data() + static_cast<std::size_t>(i) * size, plan.dtype,
+                element(number, first + i, version));
+        }
+        tensor.pieces.push_back({first, count, memory.data()});
+      }
+      section->push_back(std::move(tensor));
+      ++number;
+    }
+  }
+  if (filled) out.state.scalars = scalars_of(version);
+  return out;
+}
+
+// The number of elements that are not version's.
+inline std::int64_t wrong_elements(const State& state, int version) {
+  std::int64_t wrong = 0;
+  std::size_t number = 0;
+  for (const auto* section : {&state.model, &state.optimizer}) {
+    for (const LogicalTensor& tensor : *section) {
+      for (const Piece& piece : tensor.pieces) {
+        const std::size_t size = size_of(tensor.dtype);
+        for (std::int64_t i = 0; i < piece.count; ++i) {
+          std::byte expected[8];
+          store(expected, tensor.dtype, element(number, piece.first + i, version));
+          wrong +=
+              std::memcmp(expected, piece.data + static_cast<std::size_t>(i) * size, size) != 0;
+        }
+      }
+      ++number;
+    }
+  }
+  return wrong;
+}
+
+inline fs::path save_version(comm::Communicator& communicator, const fs::path& dir, int version,
+                             const SaveOptions& options, const Cut& cut = even_cut()) {
+  const RankState own = make_state(communicator.rank(), communicator.size(), version, cut, true);
+  return save(communicator, dir, version, own.state, options);
+}
+
+inline void save_version(const fs::path& dir, int version, const SaveOptions& options = {},
+                         int world = 1) {
+  comm::run_local(
+      world, [&](const auto& communicator) { save_version(*communicator, dir, version, options); });
+}
+
+// Loads a step on one rank and compares every element.
+inline void expect_version(const fs::path& step_folder, int version) {
+  comm::run_local(1, [&](const auto& communicator) {
+    RankState own = make_state(0, 1, 0, whole_cut(), false);
+    load(*communicator, step_folder, own.state);
+    EXPECT_EQ(wrong_elements(own.state, version), 0);
+    EXPECT_EQ(own.state.scalars, scalars_of(version));
+  });
+}
+
+inline std::optional<Found> find_latest_alone(const fs::path& dir) {
+  std::optional<Found> found;
+  comm::run_local(1, [&](const auto& communicator) { found = find_latest(*communicator, dir); });
+  return found;
+}
+
+}  // namespace tessera::checkpoint::testing

@@ -1,0 +1,61 @@
+"""Small GPT-2 and Llama models made by transformers, with weights that leave no mistake unseen."""
+import json
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 32}
+
+
+def scatter(model, seed):
+    """Weights of a size at which every one of them shows in the logits; norms and biases too, whose usual
+    initial values, ones and zeros, would hide a swapped or forgotten one."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() > 1:
+                parameter.copy_(0.08 * noise)
+            else:
+                parameter.add_(0.1 * noise)
+    return model.eval()
+
+
+def gpt2(vocabulary=307, positions=64, seed=1, **changes):
+    config = GPT2Config(**{"vocab_size": vocabulary, "n_positions": positions, "n_embd": 48, "n_layer": 2,
+                           "n_head": 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+                           "bos_token_id": 0, "eos_token_id": 0, **changes})
+    return scatter(GPT2LMHeadModel(config), seed)
+
+
+def llama(vocabulary=307, positions=128, seed=2, **changes):
+    config = LlamaConfig(**{"vocab_size": vocabulary, "max_position_embeddings": positions,
+                            "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2,
+                            "num_attention_heads": 4, "num_key_value_heads": 2, **changes})
+    return scatter(LlamaForCausalLM(config), seed)
+
+
+def edit_config(folder, edit):
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    edit(config)
+    path.write_text(json.dumps(config), encoding="utf-8")
+
+
+def logits_of(model, ids):
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0].float()
+
+
+def prompt(length, vocabulary, seed=7):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, vocabulary, (length,), generator=generator).tolist()
+
+
+def assert_close(ours, theirs, tolerance=1e-4):
+    assert ours.shape == theirs.shape, (ours.shape, theirs.shape)
+    assert ours.dtype == torch.float32
+    assert theirs.std() > 0.1, "logits without any spread would agree by themselves"
+    worst = (ours - theirs).abs().max().item()
+    assert worst <= tolerance, f"logits differ by {worst:.3g}, more than {tolerance}"

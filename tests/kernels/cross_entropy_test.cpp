@@ -1,0 +1,180 @@
+// Cross-entropy and softmax against fp64.
+#include "kernels/cross_entropy.h"
+
+#include "kernels/base/error.h"
+#include "kernels/kernel_testing.h"
+#include "kernels/registry.h"
+
+namespace tessera::kernels::testing {
+namespace {
+
+struct Shape {
+  std::int64_t rows, dim;
+};
+// The last is wider than the block in which a row is taken.
+const std::vector<Shape> shapes = {{1, 1}, {7, 31}, {33, 7}, {3, 1000}, {2, 1021}, {2, 9001}};
+
+template <class T>
+using Statistic = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+double log_sum_exp(const std::vector<double>& x, std::int64_t start, std::int64_t n) {
+  double maximum = x[static_cast<std::size_t>(start)], sum = 0.0;
+  for (std::int64_t i = 0; i < n; ++i)
+    maximum = std::max(maximum, x[static_cast<std::size_t>(start + i)]);
+  for (std::int64_t i = 0; i < n; ++i)
+    sum += std::exp(x[static_cast<std::size_t>(start + i)] - maximum);
+  return maximum + std::log(sum);
+}
+
+template <class T>
+class CrossEntropyTest : public ::testing::Test {};
+TYPED_TEST_SUITE(CrossEntropyTest, FloatingTypes);
+
+template <class T, class Target>
+void expect_loss_and_gradient(Shape shape, std::int64_t padding) {
+  const auto [rows, vocabulary] = shape;
+  const std::int64_t stride = vocabulary + padding;
+  const auto logits = normals<T>(rows * stride, 1, 3.0);
+  const auto wide = doubles(logits);
+  std::vector<Target> targets(static_cast<std::size_t>(rows));
+  for (std::size_t r = 0; r < targets.size(); ++r) {
+    targets[r] = r % 3 == 2
+                     ? Target{-100}
+                     : static_cast<Target>((r * 17 + 5) % static_cast<std::size_t>(vocabulary));
+  }
+  std::vector<double> loss(targets.size()), lse(targets.size()), gradient = wide;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const auto row = static_cast<std::size_t>(r);
+    lse[row] = log_sum_exp(wide, r * stride, vocabulary);
+    const bool ignored = targets[row] == -100;
+    if (!ignored) loss[row] = lse[row] - wide[static_cast<std::size_t>(r * stride + targets[row])];
+    for (std::int64_t v = 0; v < vocabulary; ++v) {
+      const auto at = static_cast<std::size_t>(r * stride + v);
+      gradient[at] =
+          ignored ? 0.0 : 0.125 * (std::exp(wide[at] - lse[row]) - (v == targets[row] ? 1.0 : 0.0));
+    }
+  }
+  std::vector<Statistic<T>> loss_out(targets.size()), lse_out(targets.size());
+  cpu::cross_entropy_forward({logits.data(), targets.data(), dtype_of<Target>, loss_out.data(),
+                              lse_out.data(), rows, vocabulary, stride, -100, dtype_of<T>});
+  expect_close(loss_out, loss, 30, 8.0);
+  expect_close(lse_out, lse, 30, 8.0);
+  auto dlogits = logits;  // in place; the padding stays
+  cpu::cross_entropy_backward({dlogits.data(), targets.data(), dtype_of<Target>, lse_out.data(),
+                               dlogits.data(), rows, vocabulary, stride, -100, 0.125f,
+                               dtype_of<T>});
+  expect_close(dlogits, gradient, 60, 0.125);
+}
+
+TYPED_TEST(CrossEntropyTest, MatchesReference) {
+  for_each_target([] {
+    for (const Shape shape : shapes) {
+      SCOPED_TRACE(shape.dim);
+      expect_loss_and_gradient<TypeParam, std::int32_t>(shape, 0);
+      expect_loss_and_gradient<TypeParam, std::int64_t>(shape, 3);
+    }
+  });
+}
+
+TYPED_TEST(CrossEntropyTest, SoftmaxMatchesReference) {
+  using T = TypeParam;
+  for_each_target([] {
+    for (const auto& [rows, dim] : shapes) {
+      const auto x = normals<T>(rows * dim, 2, 3.0);
+      const auto dout = normals<T>(rows * dim, 3);
+      const auto wide = doubles(x);
+      std::vector<double> y(x.size()), gradient(x.size());
+      std::vector<T> out(x.size());
+      cpu::softmax_forward({x.data(), out.data(), rows, dim, dtype_of<T>});
+      for (std::int64_t r = 0; r < rows; ++r) {
+        const double lse = log_sum_exp(wide, r * dim, dim);
+        double dot = 0.0;
+        for (std::int64_t i = r * dim; i < (r + 1) * dim; ++i) {
+          const auto at = static_cast<std::size_t>(i);
+          y[at] = std::exp(wide[at] - lse);
+          dot += widen(dout[at]) * widen(out[at]);
+        }
+        for (std::int64_t i = r * dim; i < (r + 1) * dim; ++i) {
+          const auto at = static_cast<std::size_t>(i);
+          gradient[at] = widen(out[at]) * (widen(dout[at]) - dot);
+        }
+      }
+      expect_close(out, y, 60);
+      auto dx = dout;
+      cpu::softmax_backward({dx.data(), out.data(), dx.data(), rows, dim, dtype_of<T>});
+      expect_close(dx, gradient, 40, 1.0);
+      auto in_place = x;
+      cpu::softmax_forward({in_place.data(), in_place.data(), rows, dim, dtype_of<T>});
+      expect_same_bits(in_place, out, "in place");
+    }
+  });
+}
+
+TYPED_TEST(CrossEntropyTest, ThreadsChangeNoBit) {
+  using T = TypeParam;
+  constexpr std::int64_t rows = 67, vocabulary = 1021;
+  const auto logits = normals<T>(rows * vocabulary, 4, 2.0);
+  const std::vector<std::int64_t> targets(rows, 11);
+  expect_thread_invariant([&] {
+    std::vector<Statistic<T>> loss(rows), lse(rows);
+    cpu::cross_entropy_forward({logits.data(), targets.data(), int64, loss.data(), lse.data(), rows,
+                                vocabulary, vocabulary, -100, dtype_of<T>});
+    std::vector<T> out(logits.size());
+    cpu::cross_entropy_backward({logits.data(), targets.data(), int64, lse.data(), out.data(), rows,
+                                 vocabulary, vocabulary, -100, 1.0f, dtype_of<T>});
+    for (const auto value : loss) out.push_back(narrow<T>(value));
+    return out;
+  });
+}
+
+TEST(CrossEntropy, MaskedAndExtremeLogits) {
+  const float inf = std::numeric_limits<float>::infinity();
+  for_each_target([&] {
+    // A first block of -Inf alone, then numbers that overflow without a shift.
+    std::vector<float> logits(5000, -inf);
+    logits[4500] = 1000.0f;
+    logits[4501] = 1000.0f;
+    const std::int32_t target = 4500;
+    float loss = 0, lse = 0;
+    cpu::cross_entropy_forward(
+        {logits.data(), &target, int32, &loss, &lse, 1, 5000, 5000, -1, float32});
+    EXPECT_FLOAT_EQ(loss, std::log(2.0f));
+    EXPECT_FLOAT_EQ(lse, 1000.0f + std::log(2.0f));
+    std::vector<float> y(5000);
+    cpu::softmax_forward({logits.data(), y.data(), 1, 5000, float32});
+    EXPECT_EQ(y[0], 0.0f);
+    EXPECT_FLOAT_EQ(y[4501], 0.5f);
+    for (const std::size_t where : {std::size_t{3}, std::size_t{4999}}) {
+      auto bad = logits;
+      bad[where] = std::numeric_limits<float>::quiet_NaN();
+      cpu::cross_entropy_forward(
+          {bad.data(), &target, int32, &loss, &lse, 1, 5000, 5000, -1, float32});
+      EXPECT_TRUE(std::isnan(loss));
+      EXPECT_TRUE(std::isnan(lse));
+    }
+  });
+}
+
+TEST(CrossEntropy, RefusesTargetsOutsideTheVocabulary) {
+  const std::vector<float> logits(20);
+  std::vector<float> loss(2), lse(2), dlogits(20);
+  for (const std::int64_t bad : {std::int64_t{10}, std::int64_t{-1}}) {
+    const std::vector<std::int64_t> targets = {3, bad};
+    try {
+      cpu::cross_entropy_forward({logits.data(), targets.data(), int64, loss.data(), lse.data(), 2,
+                                  10, 10, -100, float32});
+      FAIL() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::data);
+      EXPECT_NE(std::string(error.what()).find(fmt::format("target {} of row 1", bad)),
+                std::string::npos)
+          << error.what();
+    }
+    EXPECT_THROW(cpu::cross_entropy_backward({logits.data(), targets.data(), int64, lse.data(),
+                                              dlogits.data(), 2, 10, 10, -100, 1.0f, float32}),
+                 Error);
+  }
+}
+
+}  // namespace
+}  // namespace tessera::kernels::testing

@@ -1,0 +1,198 @@
+// LayerNorm and RMSNorm, forward and backward, against fp64.
+#include "kernels/normalization.h"
+
+#include "kernels/kernel_testing.h"
+#include "kernels/registry.h"
+
+namespace tessera::kernels::testing {
+namespace {
+
+struct Shape {
+  std::int64_t rows, dim;
+};
+const std::vector<Shape> shapes = {{1, 1}, {7, 31}, {33, 7}, {3, 1000}, {131, 33}, {2, 1021}};
+
+template <class T>
+using Statistic = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+struct ReferenceNorm {
+  std::vector<double> normalized, mean, rstd;
+  ReferenceNorm(const std::vector<double>& x, std::int64_t rows, std::int64_t dim, double eps,
+                bool rms) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const double* row = x.data() + r * dim;
+      double center = 0.0, variance = 0.0;
+      for (std::int64_t i = 0; i < dim && !rms; ++i) center += row[i] / static_cast<double>(dim);
+      for (std::int64_t i = 0; i < dim; ++i) {
+        variance += (row[i] - center) * (row[i] - center) / static_cast<double>(dim);
+      }
+      mean.push_back(center);
+      rstd.push_back(1.0 / std::sqrt(variance + eps));
+      for (std::int64_t i = 0; i < dim; ++i) normalized.push_back((row[i] - center) * rstd.back());
+    }
+  }
+};
+
+template <class T>
+class NormalizationTest : public ::testing::Test {
+ protected:
+  static constexpr float eps = 1e-5f;
+
+  static void expect_forward(Shape shape, bool rms, bool with_residual, bool with_affine) {
+    const auto [rows, dim] = shape;
+    auto x = normals<T>(rows * dim, 1, 2.0);
+    const auto residual = normals<T>(rows * dim, 2);
+    const auto gamma = normals<T>(dim, 3);
+    const auto beta = normals<T>(dim, 4);
+    const bool with_beta = with_affine && !rms;
+    std::vector<T> sum(x.size()), out(x.size());
+    std::vector<Statistic<T>> mean(static_cast<std::size_t>(rows)), rstd(mean.size());
+    cpu::norm_forward({x.data(), with_residual ? residual.data() : nullptr,
+                       with_affine ? gamma.data() : nullptr, with_beta ? beta.data() : nullptr,
+                       with_residual ? sum.data() : nullptr, out.data(),
+                       rms ? nullptr : mean.data(), rstd.data(), rows, dim, eps, rms, dtype_of<T>});
+    if (with_residual) {
+      for (std::size_t i = 0; i < x.size(); ++i) x[i] = narrow<T>(widen(x[i]) + widen(residual[i]));
+      expect_same_bits(sum, x, "the stored sum");
+    }
+    const ReferenceNorm reference(doubles(x), rows, dim, static_cast<double>(eps), rms);
+    std::vector<double> expected(x.size());
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const std::size_t column = i % static_cast<std::size_t>(dim);
+      expected[i] = reference.normalized[i];
+      if (with_affine) expected[i] *= widen(gamma[column]);
+      if (with_beta) expected[i] += widen(beta[column]);
+    }
+    expect_close(out, expected, 40, 4.0);
+    expect_close(rstd, reference.rstd, 20);
+    if (!rms) expect_close(mean, reference.mean, 20, 1.0);
+  }
+
+  static void expect_backward(Shape shape, bool rms, bool with_residual, bool with_gamma,
+                              bool accumulate) {
+    const auto [rows, dim] = shape;
+    const auto x = normals<T>(rows * dim, 5, 2.0);
+    const auto dout = normals<T>(rows * dim, 6);
+    const auto dresidual = normals<T>(rows * dim, 7);
+    const auto gamma = normals<T>(dim, 8);
+    const auto old = normals<T>(dim, 9);
+    const ReferenceNorm reference(doubles(x), rows, dim, static_cast<double>(eps), rms);
+    std::vector<Statistic<T>> mean, rstd;
+    for (const double value : reference.mean) mean.push_back(static_cast<Statistic<T>>(value));
+    for (const double value : reference.rstd) rstd.push_back(static_cast<Statistic<T>>(value));
+    std::vector<double> dx(x.size()), dgamma(gamma.size()), dbeta(gamma.size());
+    if (accumulate) dgamma = dbeta = doubles(old);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      double inner_mean = 0.0, product_mean = 0.0;
+      const auto at = [&](std::int64_t i) { return static_cast<std::size_t>(r * dim + i); };
+      const auto inner = [&](std::int64_t i) {
+        return widen(dout[at(i)]) * (with_gamma ? widen(gamma[static_cast<std::size_t>(i)]) : 1.0);
+      };
+      for (std::int64_t i = 0; i < dim; ++i) {
+        if (!rms) inner_mean += inner(i) / static_cast<double>(dim);
+        product_mean += inner(i) * reference.normalized[at(i)] / static_cast<double>(dim);
+        dgamma[static_cast<std::size_t>(i)] += widen(dout[at(i)]) * reference.normalized[at(i)];
+        dbeta[static_cast<std::size_t>(i)] += widen(dout[at(i)]);
+      }
+      for (std::int64_t i = 0; i < dim; ++i) {
+        dx[at(i)] = reference.rstd[static_cast<std::size_t>(r)] *
+                    (inner(i) - inner_mean - reference.normalized[at(i)] * product_mean);
+        if (with_residual) dx[at(i)] += widen(dresidual[at(i)]);
+      }
+    }
+    // dx takes the place of dresidual, or else of dout.
+    auto dx_out = with_residual ? dresidual : dout;
+    auto dgamma_out = old, dbeta_out = old;
+    cpu::norm_backward(
+        {with_residual ? dout.data() : dx_out.data(), with_residual ? dx_out.data() : nullptr,
+         x.data(), with_gamma ? gamma.data() : nullptr, rms ? nullptr : mean.data(), rstd.data(),
+         dx_out.data(), dgamma_out.data(), rms ? nullptr : dbeta_out.data(), accumulate, accumulate,
+         rows, dim, rms, dtype_of<T>});
+    const double largest_rstd = *std::max_element(reference.rstd.begin(), reference.rstd.end());
+    expect_close(dx_out, dx, 60, 8.0 * largest_rstd);
+    expect_close(dgamma_out, dgamma, 20, 20.0);
+    if (!rms) expect_close(dbeta_out, dbeta, 20, 20.0);
+  }
+};
+TYPED_TEST_SUITE(NormalizationTest, FloatingTypes);
+
+TYPED_TEST(NormalizationTest, ForwardMatchesReference) {
+  for_each_target([] {
+    for (const Shape shape : shapes) {
+      for (const bool rms : {false, true}) {
+        for (const bool residual : {false, true}) {
+          for (const bool affine : {false, true}) {
+            SCOPED_TRACE(fmt::format("{}x{} rms {} residual {} affine {}", shape.rows, shape.dim,
+                                     rms, residual, affine));
+            NormalizationTest<TypeParam>::expect_forward(shape, rms, residual, affine);
+          }
+        }
+      }
+    }
+  });
+}
+
+TYPED_TEST(NormalizationTest, BackwardMatchesReference) {
+  for_each_target([] {
+    for (const Shape shape : shapes) {
+      for (const bool rms : {false, true}) {
+        for (const bool residual : {false, true}) {
+          for (const bool gamma : {false, true}) {
+            SCOPED_TRACE(fmt::format("{}x{} rms {} residual {} gamma {}", shape.rows, shape.dim,
+                                     rms, residual, gamma));
+            NormalizationTest<TypeParam>::expect_backward(shape, rms, residual, gamma, residual);
+          }
+        }
+      }
+    }
+  });
+}
+
+TYPED_TEST(NormalizationTest, ThreadsChangeNoBit) {
+  using T = TypeParam;
+  constexpr std::int64_t rows = 300, dim = 129;
+  const auto x = normals<T>(rows * dim, 10);
+  const auto dout = normals<T>(rows * dim, 11);
+  const auto gamma = normals<T>(dim, 12);
+  expect_thread_invariant([&] {
+    std::vector<T> out(x.size());
+    std::vector<Statistic<T>> mean(rows), rstd(rows);
+    cpu::norm_forward({x.data(), nullptr, gamma.data(), gamma.data(), nullptr, out.data(),
+                       mean.data(), rstd.data(), rows, dim, 1e-5f, false, dtype_of<T>});
+    std::vector<T> dgamma(dim), dbeta(dim), dx(x.size());
+    cpu::norm_backward({dout.data(), nullptr, x.data(), gamma.data(), mean.data(), rstd.data(),
+                        dx.data(), dgamma.data(), dbeta.data(), false, false, rows, dim, false,
+                        dtype_of<T>});
+    for (const auto& part : {dx, dgamma, dbeta}) out.insert(out.end(), part.begin(), part.end());
+    return out;
+  });
+}
+
+TEST(Normalization, NanStaysInItsRow) {
+  auto x = normals<float>(3 * 40, 13);
+  x[50] = std::numeric_limits<float>::quiet_NaN();
+  std::vector<float> out(x.size()), mean(3), rstd(3);
+  cpu::norm_forward({x.data(), nullptr, nullptr, nullptr, nullptr, out.data(), mean.data(),
+                     rstd.data(), 3, 40, 1e-5f, false, float32});
+  for (std::size_t i = 0; i < out.size(); ++i) EXPECT_EQ(std::isnan(out[i]), i / 40 == 1) << i;
+}
+
+TEST(Normalization, LargeMeanKeepsTheVariance) {
+  std::vector<float> x(64);
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = 4096.0f + (i % 2 == 0 ? 0.25f : -0.25f);
+  std::vector<float> out(x.size()), mean(1), rstd(1);
+  cpu::norm_forward({x.data(), nullptr, nullptr, nullptr, nullptr, out.data(), mean.data(),
+                     rstd.data(), 1, 64, 0.0f, false, float32});
+  EXPECT_EQ(rstd[0], 4.0f);
+  EXPECT_EQ(out[0], 1.0f);
+}
+
+TEST(Normalization, Refusals) {
+  std::vector<float> x(4), rstd(1);
+  EXPECT_THROW(cpu::norm_forward({x.data(), nullptr, nullptr, x.data(), nullptr, x.data(), nullptr,
+                                  rstd.data(), 1, 4, 0.0f, true, float32}),
+               std::logic_error);
+}
+
+}  // namespace
+}  // namespace tessera::kernels::testing

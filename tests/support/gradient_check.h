@@ -1,0 +1,37 @@
+// Gradient checks: the tape's gradients against central differences in fp64.
+#pragma once
+
+#include <functional>
+#include <set>
+#include <vector>
+
+#include "engine/ops/op_list.h"
+#include "engine/tensor.h"
+
+namespace tessera::testing {
+
+// A fp64 leaf that wants a gradient, its values spread over [low, high] by a fixed sequence
+// numbered by `seed`.
+Tensor leaf(const Shape& shape, unsigned seed, double low = -1.0, double high = 1.0);
+// The same without a gradient.
+Tensor values(const Shape& shape, unsigned seed, double low = -1.0, double high = 1.0);
+// One number that depends on every element of x with a weight of its own, so that no error cancels
+// in a sum.
+Tensor weighted_sum(const Tensor& x, unsigned seed = 99);
+
+struct CheckOptions {
+  double step = 1e-5;
+  double tolerance = 2e-7;       // of |tape - difference| over max(1, the largest difference)
+  std::size_t max_elements = 0;  // of each leaf, evenly spread; 0: all
+};
+
+// `function` computes a scalar from the leaves, the same each time it is called. Fails the current
+// test for every leaf whose gradient disagrees, was not made, or whose accumulation over a second
+// backward is not twice the first.
+void check_gradients(const std::function<Tensor()>& function, const std::vector<Tensor>& leaves,
+                     const CheckOptions& options = {});
+
+// The ops that check_gradients() has reached in this program so far.
+const std::set<Op>& checked_ops();
+
+}  // namespace tessera::testing
