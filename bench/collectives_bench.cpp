@@ -1,7 +1,7 @@
 // Rates of the shared-memory collectives next to memcpy's in the same run, and the barrier's
 // latency.
 //
-//   collectives_bench [--ranks N] [--rounds N] [--json FILE]
+//   collectives_bench [--backend shm|local] [--ranks N] [--rounds N] [--json FILE]
 //
 // A rate is the bytes of the full (unsharded) buffer over the time of the slowest rank. memcpy is
 // one process that copies as many bytes between two private buffers. An all-gather starts with each
@@ -20,6 +20,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -38,6 +39,7 @@ using Ranks = std::shared_ptr<Communicator>;
 struct Options {
   int ranks = 2;
   int rounds = 7;
+  std::string backend = "shm";
   std::string json;
 };
 
@@ -192,73 +194,59 @@ nlohmann::json measure(const Ranks& ranks, const Options& options) {
   return report;
 }
 
-// Rank r of a job of processes, on a core of its own where there are enough.
-int run_rank(int rank, const Options& options, int run) {
+// A core of its own for each rank where there are enough. Refused in some containers: then the
+// kernel places.
+void pin(int rank) {
   cpu_set_t core;
   CPU_ZERO(&core);
   CPU_SET(static_cast<std::size_t>(rank % sysconf(_SC_NPROCESSORS_ONLN)), &core);
-  sched_setaffinity(0, sizeof(core), &core);  // refused in some containers: then the kernel places
+  sched_setaffinity(0, sizeof(core), &core);
+}
+
+void run_rank(const Ranks& ranks, const Options& options) {
   set_compute_threads(1);
+  const nlohmann::json report = measure(ranks, options);
+  if (ranks->rank() != 0 || options.json.empty()) return;
+  std::ofstream file(options.json);
+  file << report.dump(2) << '\n';
+  TESSERA_CHECK(file.good(), ErrorCode::runtime, "cannot write {}", options.json);
+}
+
+int report_errors(const std::function<void()>& body) {
   try {
-    const Ranks ranks = connect({.rank = rank,
-                                 .size = options.ranks,
-                                 .local_rank = rank,
-                                 .local_size = options.ranks,
-                                 .run_id = fmt::format("collectives_bench {}", run)});
-    const nlohmann::json report = measure(ranks, options);
-    if (rank == 0 && !options.json.empty()) {
-      std::ofstream file(options.json);
-      file << report.dump(2) << '\n';
-      TESSERA_CHECK(file.good(), ErrorCode::runtime, "cannot write {}", options.json);
-    }
+    body();
     return 0;
   } catch (const Error& error) {
-    fmt::print(stderr, "collectives_bench: rank {}: {}\n", rank, error.what());
+    fmt::print(stderr, "collectives_bench: {}\n", error.what());
     return static_cast<int>(error.code());
   }
 }
 
-int parse(int count, char** arguments, Options& options) {
-  for (int i = 1; i < count; ++i) {
-    const std::string_view flag = arguments[i];
-    const std::string_view value = i + 1 < count ? arguments[i + 1] : "";
-    const auto number = [&](int& target) {
-      const auto [end, status] = std::from_chars(value.data(), value.data() + value.size(), target);
-      return status == std::errc{} && end == value.data() + value.size() && target >= 1;
-    };
-    bool understood = false;
-    if (flag == "--ranks") understood = number(options.ranks);
-    if (flag == "--rounds") understood = number(options.rounds);
-    if (flag == "--json" && !value.empty()) {
-      options.json = value;
-      understood = true;
-    }
-    if (!understood) {
-      fmt::print(
-          stderr,
-          "collectives_bench: '{} {}' is not understood; usage: collectives_bench [--ranks N] "
-          "[--rounds N] [--json FILE]\n",
-          flag, value);
-      return static_cast<int>(ErrorCode::usage);
-    }
-    ++i;
-  }
-  return 0;
+int run_threads(const Options& options) {
+  return report_errors([&] {
+    run_local(options.ranks, [&](const Ranks& ranks) {
+      pin(ranks->rank());
+      run_rank(ranks, options);
+    });
+  });
 }
 
-}  // namespace
-}  // namespace tessera::comm
-
-int main(int count, char** arguments) {
-  tessera::comm::Options options;
-  if (const int code = tessera::comm::parse(count, arguments, options); code != 0) return code;
+int run_processes(const Options& options) {
   const int run = getpid();
   std::vector<pid_t> children;
   for (int rank = 0; rank < options.ranks; ++rank) {
     const pid_t child = fork();
     if (child == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
-      const int code = tessera::comm::run_rank(rank, options, run);
+      const int code = report_errors([&] {
+        pin(rank);
+        run_rank(connect({.rank = rank,
+                          .size = options.ranks,
+                          .local_rank = rank,
+                          .local_size = options.ranks,
+                          .run_id = fmt::format("collectives_bench {}", run)}),
+                 options);
+      });
       std::fflush(nullptr);
       _exit(code);
     }
@@ -272,4 +260,44 @@ int main(int count, char** arguments) {
     if (WIFEXITED(status) && WEXITSTATUS(status) != 0) result = WEXITSTATUS(status);
   }
   return result;
+}
+
+int parse(int count, char** arguments, Options& options) {
+  for (int i = 1; i < count; i += 2) {
+    const std::string_view flag = arguments[i];
+    const std::string_view value = i + 1 < count ? arguments[i + 1] : "";
+    const auto number = [&](int& target) {
+      const auto [end, status] = std::from_chars(value.data(), value.data() + value.size(), target);
+      return status == std::errc{} && end == value.data() + value.size() && target >= 1;
+    };
+    bool understood = false;
+    if (flag == "--ranks") understood = number(options.ranks);
+    if (flag == "--rounds") understood = number(options.rounds);
+    if (flag == "--backend" && (value == "shm" || value == "local")) {
+      options.backend = value;
+      understood = true;
+    }
+    if (flag == "--json" && !value.empty()) {
+      options.json = value;
+      understood = true;
+    }
+    if (!understood) {
+      fmt::print(stderr,
+                 "collectives_bench: '{} {}' is not understood; usage: collectives_bench "
+                 "[--backend shm|local] [--ranks N] [--rounds N] [--json FILE]\n",
+                 flag, value);
+      return static_cast<int>(ErrorCode::usage);
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace tessera::comm
+
+int main(int count, char** arguments) {
+  tessera::comm::Options options;
+  if (const int code = tessera::comm::parse(count, arguments, options); code != 0) return code;
+  return options.backend == "local" ? tessera::comm::run_threads(options)
+                                    : tessera::comm::run_processes(options);
 }

@@ -26,8 +26,8 @@ struct SaveOptions {
   StateDictType type = StateDictType::full;
   DType model_dtype = DType::float32;  // of the model's floating tensors in the file
   int keep = 0;                        // committed steps to keep; 0: all
-  std::map<std::string, std::string>
-      files;  // extra small files by name (config.json ...), from rank 0
+  std::map<std::string, std::string> files =
+      {};  // extra small files by name (config.json ...), from rank 0
 };
 
 // Collective. All ranks return, or all throw the same Error(checkpoint) that names the rank, file

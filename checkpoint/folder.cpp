@@ -28,8 +28,10 @@ fs::path parent_of(const fs::path& path) {
 // Closes a folder's descriptor however the block ends.
 class OpenFolder {
  public:
-  explicit OpenFolder(const fs::path& folder)
-      : fd_(system_calls().open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0)) {
+  explicit OpenFolder(const fs::path& folder) {
+    do {
+      fd_ = system_calls().open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+    } while (fd_ == -1 && errno == EINTR);
     if (fd_ == -1) fail_path("open folder", folder, "open", errno);
   }
   ~OpenFolder() { system_calls().close(fd_); }  // nothing was written through it
@@ -38,7 +40,7 @@ class OpenFolder {
   [[nodiscard]] int fd() const { return fd_; }
 
  private:
-  int fd_;
+  int fd_ = -1;
 };
 
 }  // namespace

@@ -14,6 +14,7 @@ class Guardian {
   Guardian(const Guardian&) = delete;
   Guardian& operator=(const Guardian&) = delete;
 
+  // Also in a forked child, before it executes a program.
   void watch(pid_t group) noexcept { tell(group); }
   void forget(pid_t group) noexcept { tell(-group); }
 

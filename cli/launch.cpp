@@ -110,7 +110,7 @@ struct Outcome {
 class Attempt {
  public:
   Attempt(const LaunchOptions& options, int restart, SignalQueue& signals, Guardian& guardian)
-      : signals_(signals), guardian_(guardian) {
+      : signals_(signals) {
     const int port = options.master_port != 0 ? options.master_port : free_port();
     for (int rank = 0; rank < options.ranks; ++rank) {
       RankProcess::Start start;
@@ -120,8 +120,7 @@ class Attempt {
       start.keeps_stdin = rank == 0 && ::isatty(STDIN_FILENO) == 0;
       start.signal_mask = signals.mask_before();
       start.keep_descriptor = channel_.write_end();
-      ranks_.emplace_back(rank, start);
-      guardian_.watch(ranks_.back().pid());
+      ranks_.emplace_back(rank, start, guardian);
     }
   }
 
@@ -185,7 +184,6 @@ class Attempt {
       for (RankProcess& rank : ranks_) {
         const std::optional<RankExit> exit = rank.poll();
         if (!exit) continue;
-        guardian_.forget(rank.pid());
         if (weight(*exit) > (failed ? weight(failed->exit) : 0))
           failed = Ended{rank.rank(), rank.pid(), *exit};
       }
@@ -218,7 +216,6 @@ class Attempt {
   }
 
   SignalQueue& signals_;
-  Guardian& guardian_;
   FailureChannel channel_;
   std::vector<RankProcess> ranks_;
   std::optional<Clock::time_point> deadline_;

@@ -37,10 +37,13 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
 
 // After fork: only calls that are safe there. Never returns.
 [[noreturn]] void become_program(const RankProcess::Start& start, char** arguments,
-                                 char** environment, pid_t parent, int error_pipe) {
+                                 char** environment, pid_t parent, int error_pipe,
+                                 Guardian& guardian) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(1);  // the launcher died before prctl
+  guardian.watch(
+      ::getpid());  // before anything can be started that the launcher's death would leave behind
   if (!start.keeps_stdin) {
     const int null = ::open("/dev/null", O_RDONLY);
     if (null >= 0) ::dup2(null, STDIN_FILENO);
@@ -62,7 +65,8 @@ std::string describe(const RankExit& exit) {
   return fmt::format("was killed by signal {} (SIG{})", exit.signal, name != nullptr ? name : "?");
 }
 
-RankProcess::RankProcess(int rank, const Start& start) : rank_(rank) {
+RankProcess::RankProcess(int rank, const Start& start, Guardian& guardian)
+    : rank_(rank), guardian_(&guardian) {
   std::vector<std::string> command = start.command;
   std::vector<std::string> entries = merged_environment(start.environment);
   const std::vector<char*> arguments = pointers(command);
@@ -73,7 +77,7 @@ RankProcess::RankProcess(int rank, const Start& start) : rank_(rank) {
   pid_ = ::fork();
   if (pid_ == 0) {
     become_program(start, const_cast<char**>(arguments.data()),
-                   const_cast<char**>(environment.data()), parent, ends[1]);
+                   const_cast<char**>(environment.data()), parent, ends[1], guardian);
   }
   const int fork_error = errno;
   ::close(ends[1]);
@@ -90,7 +94,7 @@ RankProcess::RankProcess(int rank, const Start& start) : rank_(rank) {
   TESSERA_CHECK(pid_ > 0, ErrorCode::runtime, "rank {} cannot be started: {}", rank,
                 describe_errno("fork", fork_error));
   if (got == sizeof exec_error) {
-    ::waitpid(pid_, nullptr, 0);
+    reap();
     pid_ = -1;
     fail(ErrorCode::usage, "cannot run {}: {}", start.command.front(),
          describe_errno("exec", exec_error));
@@ -98,11 +102,20 @@ RankProcess::RankProcess(int rank, const Start& start) : rank_(rank) {
 }
 
 RankProcess::RankProcess(RankProcess&& other) noexcept
-    : rank_(other.rank_), pid_(std::exchange(other.pid_, -1)), exit_(other.exit_) {}
+    : rank_(other.rank_),
+      guardian_(other.guardian_),
+      pid_(std::exchange(other.pid_, -1)),
+      exit_(other.exit_) {}
 
 RankProcess::~RankProcess() {
   if (!running()) return;
   signal_group(SIGKILL);
+  reap();
+}
+
+// The guardian lets go first: once reaped, the number may become another's.
+void RankProcess::reap() noexcept {
+  guardian_->forget(pid_);
   ::waitpid(pid_, nullptr, 0);
 }
 
@@ -119,7 +132,7 @@ std::optional<RankExit> RankProcess::poll() {
   }
   // While the ended rank is not reaped, its group's number cannot become another's.
   ::kill(-pid_, SIGKILL);
-  ::waitpid(pid_, nullptr, 0);
+  reap();
   exit_ = info.si_code == CLD_EXITED ? RankExit{0, info.si_status} : RankExit{info.si_status, 0};
   return exit_;
 }

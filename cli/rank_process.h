@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "cli/guardian.h"
+
 namespace tessera::cli {
 
 struct RankExit {
@@ -29,8 +31,9 @@ class RankProcess {
     std::optional<int> keep_descriptor;  // stays open over exec
   };
 
+  // `guardian` watches the rank's group from before it executes the program until it has ended.
   // Throws Error(usage) naming the program when it cannot be executed.
-  RankProcess(int rank, const Start& start);
+  RankProcess(int rank, const Start& start, Guardian& guardian);
   ~RankProcess();  // kills what is left
   RankProcess(RankProcess&& other) noexcept;
   RankProcess& operator=(RankProcess&&) = delete;
@@ -45,7 +48,10 @@ class RankProcess {
   std::optional<RankExit> poll();
 
  private:
+  void reap() noexcept;
+
   int rank_ = 0;
+  Guardian* guardian_;
   pid_t pid_ = -1;
   std::optional<RankExit> exit_;
 };

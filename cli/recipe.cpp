@@ -88,7 +88,9 @@ std::string suggestion(const std::string& name) {
 }
 
 void collect(const YamlNode& mapping, const std::string& prefix, std::vector<Leaf>& leaves) {
-  for (const auto& [key, value] : mapping.entries) {
+  for (std::size_t i = 0; i < mapping.keys.size(); ++i) {
+    const YamlNode& key = mapping.keys[i];
+    const YamlNode& value = mapping.items[i];
     const std::string name = prefix.empty() ? key.text : prefix + "." + key.text;
     if (is_key(name)) {
       leaves.push_back({name, key.where, value});

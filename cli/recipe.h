@@ -14,27 +14,20 @@
 
 #include "checkpoint/checkpoint.h"
 #include "kernels/base/dtype.h"
+#include "sharding/options.h"
 
 namespace tessera::cli {
 
 enum class LearningRateSchedule : std::uint8_t { constant, linear, cosine };
 enum class OptimizerKind : std::uint8_t { adamw, sgd };
 enum class DeviceChoice : std::uint8_t { automatic, cpu, cuda };
-enum class ShardingStrategy : std::uint8_t {
-  no_shard,
-  shard_optimizer,
-  shard_grad_op,
-  full_shard,
-  hybrid_shard,
-  hybrid_shard_zero2,
-};
+using ShardingStrategy = tessera::Strategy;
 enum class AutoWrapPolicy : std::uint8_t { transformer_based, size_based, none };
-enum class BackwardPrefetch : std::uint8_t { pre, post, none };
+using tessera::BackwardPrefetch;
 enum class MixedPrecision : std::uint8_t { no, bf16, fp16 };
 
 constexpr bool is_hybrid(ShardingStrategy strategy) {
-  return strategy == ShardingStrategy::hybrid_shard ||
-         strategy == ShardingStrategy::hybrid_shard_zero2;
+  return row_of(strategy).shards == ShardGroup::group;
 }
 
 struct ModelRecipe {
@@ -84,7 +77,7 @@ struct ShardingRecipe {
   std::vector<std::string> transformer_layer_cls_to_wrap;  // empty: the model's own layer class
   std::int64_t min_num_params = 100'000'000;
   BackwardPrefetch backward_prefetch = BackwardPrefetch::pre;
-  bool forward_prefetch = false;
+  bool forward_prefetch = true;
   bool limit_all_gathers = true;
   MixedPrecision mixed_precision = MixedPrecision::no;
   std::optional<DType> reduce_dtype;            // absent: the dtype of mixed_precision

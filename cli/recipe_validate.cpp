@@ -75,12 +75,6 @@ void validate_model(const Recipe& recipe) {
 
 void validate_train(const Recipe& recipe) {
   const TrainRecipe& train = recipe.train;
-  const std::int64_t decay_steps = train.lr_decay_steps.value_or(train.steps);
-  if (train.lr_schedule != LearningRateSchedule::constant) {
-    check(train.warmup_steps <= decay_steps, recipe, "train.warmup_steps",
-          "{} is more than the {} steps over which the learning rate falls", train.warmup_steps,
-          decay_steps);
-  }
   check(train.min_lr <= train.lr, recipe, "train.min_lr", "{} is above train.lr {}", train.min_lr,
         train.lr);
   check(train.optimizer == OptimizerKind::sgd || train.momentum == 0, recipe, "train.momentum",

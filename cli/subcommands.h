@@ -26,6 +26,8 @@ struct Subcommand {
 
 const std::vector<Subcommand>& subcommands();
 
+void add_train(CLI::App& command, Invocation& invocation);
+void add_generate(CLI::App& command, Invocation& invocation);
 void add_environment(CLI::App& command, Invocation& invocation);
 void add_launch(CLI::App& command, Invocation& invocation);
 void add_recipe(CLI::App& command, Invocation& invocation);

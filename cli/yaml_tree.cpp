@@ -116,7 +116,8 @@ class TreeBuilder final : public YAML::EventHandler {
     } else if (!level.has_key) {
       set_key(level, std::move(added));
     } else {
-      level.node.entries.emplace_back(std::move(level.key), std::move(added));
+      level.node.keys.push_back(std::move(level.key));
+      level.node.items.push_back(std::move(added));
       level.has_key = false;
     }
   }
@@ -130,7 +131,7 @@ class TreeBuilder final : public YAML::EventHandler {
     TESSERA_CHECK(name, ErrorCode::configuration,
                   "{}: a key must be a name; is a bracket, quote or colon missing or left over?",
                   key.where);
-    for (const auto& [earlier, value] : level.node.entries) {
+    for (const YamlNode& earlier : level.node.keys) {
       TESSERA_CHECK(earlier.text != key.text, ErrorCode::configuration,
                     "{}: key {} is given twice, first at {}; keep one", key.where, key.text,
                     earlier.where);

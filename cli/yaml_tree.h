@@ -14,11 +14,11 @@ namespace tessera::cli {
 struct YamlNode {
   enum class Kind : std::uint8_t { null, scalar, sequence, mapping };
   Kind kind = Kind::null;
-  std::string where;    // "recipe.yaml:12"
-  std::string text;     // of a scalar
-  bool quoted = false;  // a scalar in quotes is a text, whatever it looks like
-  std::vector<YamlNode> items;
-  std::vector<std::pair<YamlNode, YamlNode>> entries;  // scalar keys, none twice
+  std::string where;            // "recipe.yaml:12"
+  std::string text;             // of a scalar
+  bool quoted = false;          // a scalar in quotes is a text, whatever it looks like
+  std::vector<YamlNode> items;  // of a sequence, or the values of a mapping
+  std::vector<YamlNode> keys;   // of a mapping: scalars, none twice; keys[i] belongs to items[i]
 };
 
 // Throws Error(configuration) that begins with "source:line:". With `numbered` false the place is

@@ -13,9 +13,15 @@ namespace {
 thread_local bool thread_grad_enabled = true;
 }
 
-bool grad_enabled() { return thread_grad_enabled; }
-NoGradGuard::NoGradGuard() : previous_(thread_grad_enabled) { thread_grad_enabled = false; }
-NoGradGuard::~NoGradGuard() { thread_grad_enabled = previous_; }
+bool grad_enabled() {
+  return thread_grad_enabled;
+}
+NoGradGuard::NoGradGuard() : previous_(thread_grad_enabled) {
+  thread_grad_enabled = false;
+}
+NoGradGuard::~NoGradGuard() {
+  thread_grad_enabled = previous_;
+}
 
 namespace autograd {
 
@@ -35,13 +41,37 @@ struct Edge {
 
 class Node {
  public:
-  Op op;
+  Node() = default;
+  ~Node();
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+
+  Op op{};
   std::uint64_t sequence = 0;
   std::vector<Edge> inputs;
   std::vector<Tensor> output_gradients;  // filled while backward runs
   BackwardFunction backward;
   std::shared_ptr<ModuleCall> call;
 };
+
+// A graph that is dropped without a backward is taken apart from its root in a loop: node by node
+// in destructors, a long chain would overflow the call stack. The inputs are held while `backward`,
+// whose saved tensors refer to them, goes.
+Node::~Node() {
+  std::vector<std::shared_ptr<Node>> pending;
+  const auto take_apart = [&](Node& node) {
+    for (Edge& edge : node.inputs) {
+      if (edge.node) pending.push_back(std::move(edge.node));
+    }
+    node.backward = nullptr;
+  };
+  take_apart(*this);
+  while (!pending.empty()) {
+    const std::shared_ptr<Node> node = std::move(pending.back());
+    pending.pop_back();
+    if (node.use_count() == 1) take_apart(*node);
+  }
+}
 
 namespace {
 
@@ -74,22 +104,24 @@ void add_into(const Tensor& destination, const Tensor& source) {
                   destination.dtype(), 1.0f, true});
 }
 
-// The leaf's gradient tensor, made on first use.
-Tensor leaf_gradient(TensorData& leaf) {
-  if (!leaf.grad) {
-    leaf.grad = Tensor::empty(leaf.shape, leaf.dtype, leaf.storage->device()).impl();
+// The leaf's gradient tensor, made on first use. A factor that clipping has left for later is
+// multiplied in before more is added: it concerns only what is there.
+Tensor leaf_gradient(const std::shared_ptr<TensorData>& leaf) {
+  if (!leaf->grad) {
+    leaf->grad = Tensor::empty(leaf->shape, leaf->dtype, leaf->storage->device()).impl();
   }
-  return Tensor(leaf.grad);
+  if (leaf->grad_ready && leaf->grad_scale != 1.0f) return Tensor(leaf).grad();
+  return Tensor(leaf->grad);
 }
 
-void give_to_leaf(TensorData& leaf, const Tensor& gradient) {
+void give_to_leaf(const std::shared_ptr<TensorData>& leaf, const Tensor& gradient) {
   Tensor destination = leaf_gradient(leaf);
-  if (leaf.grad_ready) {
+  if (leaf->grad_ready) {
     add_into(destination, gradient);
   } else {
     destination.copy_from(Tensor::view_of(gradient.storage(), gradient.impl()->offset,
                                           destination.shape(), gradient.dtype()));
-    leaf.grad_ready = true;
+    leaf->grad_ready = true;
   }
 }
 
@@ -128,9 +160,10 @@ bool GradientSink::wants(int input) const {
 
 GradientSink::Slot GradientSink::slot(int input) {
   const Edge& edge = node_.inputs[static_cast<std::size_t>(input)];
-  TESSERA_REQUIRE(edge.wanted(), "{}: gradient slot of an input that wants none", name_of(node_.op));
+  TESSERA_REQUIRE(edge.wanted(), "{}: gradient slot of an input that wants none",
+                  name_of(node_.op));
   if (edge.leaf) {
-    Tensor gradient = leaf_gradient(*edge.leaf);
+    Tensor gradient = leaf_gradient(edge.leaf);
     if (gradient.dtype() == edge.dtype) {
       const bool accumulate = edge.leaf->grad_ready;
       edge.leaf->grad_ready = true;
@@ -139,7 +172,8 @@ GradientSink::Slot GradientSink::slot(int input) {
   } else {
     Tensor& gradient = edge.node->output_gradients[static_cast<std::size_t>(edge.output)];
     if (gradient.defined()) {
-      // A gradient that was handed over may share memory with another's; only what nobody else sees is added to in place.
+      // A gradient that was handed over may share memory with another's; only what nobody else sees
+      // is added to in place.
       if (sole_owner(gradient)) return {gradient, true};
     } else {
       gradient = Tensor::empty(edge.shape, edge.dtype, edge.device);
@@ -158,12 +192,13 @@ void GradientSink::add(int input, const Tensor& gradient) {
                   "{}: gradient of shape {} for an input of shape {}", name_of(node_.op),
                   gradient.shape().to_string(), edge.shape.to_string());
   if (edge.leaf) {
-    give_to_leaf(*edge.leaf, gradient);
+    give_to_leaf(edge.leaf, gradient);
     return;
   }
   Tensor& held = edge.node->output_gradients[static_cast<std::size_t>(edge.output)];
   if (!held.defined()) {
-    held = Tensor::view_of(gradient.storage(), gradient.impl()->offset, edge.shape, gradient.dtype());
+    held =
+        Tensor::view_of(gradient.storage(), gradient.impl()->offset, edge.shape, gradient.dtype());
   } else if (sole_owner(held)) {
     add_into(held, gradient);
   } else {
@@ -188,8 +223,10 @@ class Engine {
   void run(const Tensor& root, const Tensor& seed) {
     order(root.impl()->grad_node);
     Tensor& root_gradient =
-        root.impl()->grad_node->output_gradients[static_cast<std::size_t>(root.impl()->grad_output)];
-    root_gradient = seed.defined() ? seed : Tensor::full(root.shape(), 1.0, root.dtype(), root.device());
+        root.impl()
+            ->grad_node->output_gradients[static_cast<std::size_t>(root.impl()->grad_output)];
+    root_gradient =
+        seed.defined() ? seed : Tensor::full(root.shape(), 1.0, root.dtype(), root.device());
     for (auto& node : nodes_) {
       move_to(node->call);
       execute(*node);
@@ -203,7 +240,8 @@ class Engine {
     std::unordered_set<const Node*> seen{root.get()};
     nodes_.push_back(root);
     for (std::size_t i = 0; i < nodes_.size(); ++i) {
-      TESSERA_REQUIRE(nodes_[i]->backward, "backward() a second time through {}: its graph was freed",
+      TESSERA_REQUIRE(nodes_[i]->backward,
+                      "backward() a second time through {}: its graph was freed",
                       name_of(nodes_[i]->op));
       for (std::size_t k = 0; k < nodes_[i]->inputs.size(); ++k) {
         const std::shared_ptr<Node> next = nodes_[i]->inputs[k].node;
@@ -266,10 +304,15 @@ void backward(const Tensor& root, const Tensor& seed) {
   TESSERA_REQUIRE(seed.defined() || root.elements() == 1,
                   "backward() of a tensor of shape {} needs the gradient to begin with",
                   root.shape().to_string());
+  TESSERA_REQUIRE(
+      !seed.defined() || (seed.elements() == root.elements() && seed.dtype() == root.dtype()),
+      "backward() of a tensor of {} {} from a gradient of {} {}", name_of(root.dtype()),
+      root.shape().to_string(), name_of(seed.dtype()), seed.shape().to_string());
   TESSERA_REQUIRE(active_run == nullptr, "backward() within backward()");
   const NoGradGuard no_grad;
   if (!root.impl()->grad_node) {  // a leaf's gradient with respect to itself
-    give_to_leaf(*root.impl(), seed.defined() ? seed : Tensor::full(root.shape(), 1.0, root.dtype()));
+    give_to_leaf(root.impl(),
+                 seed.defined() ? seed : Tensor::full(root.shape(), 1.0, root.dtype()));
     return;
   }
   Run run;
@@ -286,7 +329,9 @@ void at_end_of_backward(std::function<void()> callback) {
   active_run->callbacks.push_back(std::move(callback));
 }
 
-bool in_backward() { return active_run != nullptr; }
+bool in_backward() {
+  return active_run != nullptr;
+}
 
 std::vector<Op> recorded_ops(const Tensor& root) {
   std::vector<Op> ops;

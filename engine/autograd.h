@@ -1,8 +1,8 @@
-// Tape autograd. Every differentiable op records a node; backward() runs the reachable nodes in the reverse order of
-// their making and frees them on the way.
+// Tape autograd. Every differentiable op records a node; backward() runs the reachable nodes in the
+// reverse order of their making and frees them on the way.
 //
-// Nodes know in which module call they were made (engine/module_call.h), so that hooks fire when backward enters and leaves a
-// module, whatever tensors flowed in and out of it.
+// Nodes know in which module call they were made (engine/module_call.h), so that hooks fire when
+// backward enters and leaves a module, whatever tensors flowed in and out of it.
 #pragma once
 
 #include <cstdint>
@@ -34,19 +34,22 @@ namespace autograd {
 
 class GradientSink;
 
-// Computes gradients of the inputs from those of the outputs (undefined where none arrived) and hands them to the sink.
+// Computes gradients of the inputs from those of the outputs (undefined where none arrived) and
+// hands them to the sink.
 using BackwardFunction =
     std::function<void(std::vector<Tensor>& output_gradients, GradientSink& sink)>;
 
 // True when a node must be recorded: gradients are on and an input wants one.
 bool needs_graph(std::initializer_list<Tensor> inputs);
 
-// Records `op` from inputs (undefined ones allowed, they get no gradient) to outputs. No-op unless needs_graph(inputs).
+// Records `op` from inputs (undefined ones allowed, they get no gradient) to outputs. No-op unless
+// needs_graph(inputs).
 void record(Op op, std::initializer_list<Tensor> inputs, std::initializer_list<Tensor> outputs,
             BackwardFunction backward);
 
-// Where an op's backward puts the gradient of its i-th input. A gradient is written by `slot` (into memory that the sink chooses,
-// which for a parameter is the communication buffer itself) or handed over finished by `add`.
+// Where an op's backward puts the gradient of its i-th input. A gradient is written by `slot` (into
+// memory that the sink chooses, which for a parameter is the communication buffer itself) or handed
+// over finished by `add`.
 class GradientSink {
  public:
   struct Slot {
@@ -81,7 +84,8 @@ bool sole_owner(const Tensor& tensor);
 
 void backward(const Tensor& root, const Tensor& seed);
 
-// Calls `callback` when the backward that runs now on this thread has finished (before backward() returns).
+// Calls `callback` when the backward that runs now on this thread has finished (before backward()
+// returns).
 void at_end_of_backward(std::function<void()> callback);
 bool in_backward();
 

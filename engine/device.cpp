@@ -10,19 +10,26 @@ thread_local Device thread_default_device;
 
 std::string Device::to_string() const {
   switch (type) {
-    case DeviceType::cpu: return "cpu";
-    case DeviceType::cuda: return fmt::format("cuda:{}", index);
-    case DeviceType::meta: return "meta";
+    case DeviceType::cpu:
+      return "cpu";
+    case DeviceType::cuda:
+      return fmt::format("cuda:{}", index);
+    case DeviceType::meta:
+      return "meta";
   }
   return "unknown";
 }
 
-Device default_device() { return thread_default_device; }
+Device default_device() {
+  return thread_default_device;
+}
 
 DeviceGuard::DeviceGuard(Device device) : previous_(thread_default_device) {
   thread_default_device = device;
 }
 
-DeviceGuard::~DeviceGuard() { thread_default_device = previous_; }
+DeviceGuard::~DeviceGuard() {
+  thread_default_device = previous_;
+}
 
 }  // namespace tessera

@@ -8,7 +8,8 @@ namespace tessera {
 
 enum class DeviceType : std::uint8_t { cpu, cuda, meta };
 
-// `meta` tensors have shape and dtype and no storage: deferred initialisation and planning run the real code on them.
+// `meta` tensors have shape and dtype and no storage: deferred initialisation and planning run the
+// real code on them.
 struct Device {
   DeviceType type = DeviceType::cpu;
   int index = 0;
@@ -20,7 +21,8 @@ struct Device {
   friend constexpr bool operator==(const Device&, const Device&) = default;
 };
 
-// Where new tensors of the calling thread go unless told otherwise. Thread state, because ranks can be threads.
+// Where new tensors of the calling thread go unless told otherwise. Thread state, because ranks can
+// be threads.
 Device default_device();
 
 class DeviceGuard {

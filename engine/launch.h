@@ -11,11 +11,12 @@ const kernels::KernelTable& kernels_of(Device device);
 
 }  // namespace tessera
 
-// TESSERA_LAUNCH(device, kernel, {arguments}): the arguments are not evaluated on `meta`, where tensors have no address.
-#define TESSERA_LAUNCH(device, kernel, ...)                                        \
-  do {                                                                             \
-    const ::tessera::Device tessera_device_ = (device);                            \
-    if (!tessera_device_.is_meta()) {                                              \
-      ::tessera::kernels_of(tessera_device_).kernel(__VA_ARGS__, {});              \
-    }                                                                              \
+// TESSERA_LAUNCH(device, kernel, {arguments}): the arguments are not evaluated on `meta`, where
+// tensors have no address.
+#define TESSERA_LAUNCH(device, kernel, ...)                           \
+  do {                                                                \
+    const ::tessera::Device tessera_device_ = (device);               \
+    if (!tessera_device_.is_meta()) {                                 \
+      ::tessera::kernels_of(tessera_device_).kernel(__VA_ARGS__, {}); \
+    }                                                                 \
   } while (false)

@@ -56,7 +56,9 @@ void MemoryPool::set_current(std::shared_ptr<MemoryPool> pool) {
   pool_of_this_thread = std::move(pool);
 }
 
-MemoryPool::~MemoryPool() { trim(); }
+MemoryPool::~MemoryPool() {
+  trim();
+}
 
 std::shared_ptr<std::byte> MemoryPool::allocate(std::size_t bytes) {
   const std::size_t wanted = rounded(bytes);

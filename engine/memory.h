@@ -1,5 +1,5 @@
-// Host memory for tensors: a caching pool for each rank, so that a training step allocates nothing from the
-// system after the first one.
+// Host memory for tensors: a caching pool for each rank, so that a training step allocates nothing
+// from the system after the first one.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@ struct MemoryStats {
   std::uint64_t system_allocations = 0;
 };
 
-// Blocks are 64-byte aligned, contents undefined. Thread-safe: a block may be freed on another thread than the one that took it;
-// it returns to the pool that it came from.
+// Blocks are 64-byte aligned, contents undefined. Thread-safe: a block may be freed on another
+// thread than the one that took it; it returns to the pool that it came from.
 class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
  public:
   static std::shared_ptr<MemoryPool> create();
@@ -28,7 +28,8 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
   MemoryPool(const MemoryPool&) = delete;
   MemoryPool& operator=(const MemoryPool&) = delete;
 
-  // The block's deleter keeps the pool alive. Throws Error(out_of_memory) with the size asked for and the bytes in use.
+  // The block's deleter keeps the pool alive. Throws Error(out_of_memory) with the size asked for
+  // and the bytes in use.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
 
   [[nodiscard]] MemoryStats stats() const;

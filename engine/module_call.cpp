@@ -6,7 +6,9 @@ namespace {
 thread_local std::shared_ptr<ModuleCall> innermost_call;
 }
 
-const std::shared_ptr<ModuleCall>& current_module_call() { return innermost_call; }
+const std::shared_ptr<ModuleCall>& current_module_call() {
+  return innermost_call;
+}
 
 ModuleCallScope::ModuleCallScope(const std::shared_ptr<const ModuleHooks>& hooks)
     : previous_(innermost_call) {
@@ -19,7 +21,9 @@ ModuleCallScope::ModuleCallScope(const std::shared_ptr<const ModuleHooks>& hooks
   innermost_call = call_;
 }
 
-ModuleCallScope::~ModuleCallScope() { innermost_call = previous_; }
+ModuleCallScope::~ModuleCallScope() {
+  innermost_call = previous_;
+}
 
 void ModuleCallScope::finish() {
   innermost_call = previous_;

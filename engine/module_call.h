@@ -1,4 +1,5 @@
-// A module's forward as a region of the tape. Regions nest as the calls do; backward passes through them in reverse.
+// A module's forward as a region of the tape. Regions nest as the calls do; backward passes through
+// them in reverse.
 #pragma once
 
 #include <functional>
@@ -6,8 +7,8 @@
 
 namespace tessera {
 
-// What somebody (sharding) wants to know about a module's calls. Empty functions are skipped. All run on the rank's compute
-// stream (its thread); an exception ends the forward or backward.
+// What somebody (sharding) wants to know about a module's calls. Empty functions are skipped. All
+// run on the rank's compute stream (its thread); an exception ends the forward or backward.
 struct ModuleHooks {
   std::function<void()> before_forward;
   std::function<void()> after_forward;
@@ -24,7 +25,8 @@ struct ModuleCall {
 // The innermost call of the thread that has hooks, or null.
 const std::shared_ptr<ModuleCall>& current_module_call();
 
-// Opens a call for its lifetime. finish() runs after_forward; leaving without it (an exception) only closes the region.
+// Opens a call for its lifetime. finish() runs after_forward; leaving without it (an exception)
+// only closes the region.
 class ModuleCallScope {
  public:
   explicit ModuleCallScope(const std::shared_ptr<const ModuleHooks>& hooks);

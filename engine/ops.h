@@ -1,5 +1,6 @@
-// Tensor operations. Each is differentiable (engine/ops/op_list.h) unless it says otherwise; each checks shapes and
-// dtypes and throws std::logic_error naming them. Arithmetic is fp32 whatever the storage (fp64 for fp64).
+// Tensor operations. Each is differentiable (engine/ops/op_list.h) unless it says otherwise; each
+// checks shapes and dtypes and throws std::logic_error naming them. Arithmetic is fp32 whatever the
+// storage (fp64 for fp64).
 #pragma once
 
 #include <cstdint>
@@ -18,30 +19,58 @@ Tensor divide(const Tensor& a, const Tensor& b);
 // x * scale + shift.
 Tensor affine(const Tensor& x, double scale, double shift = 0);
 
-inline Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }
-inline Tensor operator-(const Tensor& a, const Tensor& b) { return subtract(a, b); }
-inline Tensor operator*(const Tensor& a, const Tensor& b) { return multiply(a, b); }
-inline Tensor operator/(const Tensor& a, const Tensor& b) { return divide(a, b); }
-inline Tensor operator*(const Tensor& x, double scale) { return affine(x, scale); }
-inline Tensor operator+(const Tensor& x, double shift) { return affine(x, 1.0, shift); }
+inline Tensor operator+(const Tensor& a, const Tensor& b) {
+  return add(a, b);
+}
+inline Tensor operator-(const Tensor& a, const Tensor& b) {
+  return subtract(a, b);
+}
+inline Tensor operator*(const Tensor& a, const Tensor& b) {
+  return multiply(a, b);
+}
+inline Tensor operator/(const Tensor& a, const Tensor& b) {
+  return divide(a, b);
+}
+inline Tensor operator*(const Tensor& x, double scale) {
+  return affine(x, scale);
+}
+inline Tensor operator+(const Tensor& x, double shift) {
+  return affine(x, 1.0, shift);
+}
 
 Tensor unary(kernels::UnaryOp op, const Tensor& x);
-inline Tensor relu(const Tensor& x) { return unary(kernels::UnaryOp::relu, x); }
-inline Tensor tanh(const Tensor& x) { return unary(kernels::UnaryOp::tanh, x); }
-inline Tensor sigmoid(const Tensor& x) { return unary(kernels::UnaryOp::sigmoid, x); }
-inline Tensor silu(const Tensor& x) { return unary(kernels::UnaryOp::silu, x); }
-inline Tensor exp(const Tensor& x) { return unary(kernels::UnaryOp::exp, x); }
-inline Tensor log(const Tensor& x) { return unary(kernels::UnaryOp::log, x); }
-inline Tensor sqrt(const Tensor& x) { return unary(kernels::UnaryOp::sqrt, x); }
-inline Tensor square(const Tensor& x) { return unary(kernels::UnaryOp::square, x); }
+inline Tensor relu(const Tensor& x) {
+  return unary(kernels::UnaryOp::relu, x);
+}
+inline Tensor tanh(const Tensor& x) {
+  return unary(kernels::UnaryOp::tanh, x);
+}
+inline Tensor sigmoid(const Tensor& x) {
+  return unary(kernels::UnaryOp::sigmoid, x);
+}
+inline Tensor silu(const Tensor& x) {
+  return unary(kernels::UnaryOp::silu, x);
+}
+inline Tensor exp(const Tensor& x) {
+  return unary(kernels::UnaryOp::exp, x);
+}
+inline Tensor log(const Tensor& x) {
+  return unary(kernels::UnaryOp::log, x);
+}
+inline Tensor sqrt(const Tensor& x) {
+  return unary(kernels::UnaryOp::sqrt, x);
+}
+inline Tensor square(const Tensor& x) {
+  return unary(kernels::UnaryOp::square, x);
+}
 // exact: the error function's form; otherwise the tanh approximation that GPT-2 was trained with.
 Tensor gelu(const Tensor& x, bool exact = true);
 
 Tensor cast(const Tensor& x, DType dtype);
 // The same memory in another shape of as many elements.
 Tensor reshape(const Tensor& x, const Shape& shape);
-Tensor sum(const Tensor& x);   // to one element
-Tensor mean(const Tensor& x);  // to one element
+Tensor sum(const Tensor& x);      // to one element
+Tensor mean(const Tensor& x);     // to one element
 Tensor softmax(const Tensor& x);  // over the last dimension
 
 // [m,k] x [k,n], or [b,m,k] x [b,k,n].
@@ -54,11 +83,13 @@ enum class WeightLayout : std::uint8_t { out_in, in_out };
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               WeightLayout layout = WeightLayout::out_in);
 
-// linear(gelu(x + bias_in), weight, bias): keeps only x for backward and computes the activation again.
-Tensor bias_gelu_linear(const Tensor& x, const Tensor& bias_in, const Tensor& weight, const Tensor& bias,
-                        WeightLayout layout, bool exact);
+// linear(gelu(x + bias_in), weight, bias): keeps only x for backward and computes the activation
+// again.
+Tensor bias_gelu_linear(const Tensor& x, const Tensor& bias_in, const Tensor& weight,
+                        const Tensor& bias, WeightLayout layout, bool exact);
 // linear(silu(gate) * up, weight), keeping only gate and up.
-Tensor swiglu_linear(const Tensor& gate, const Tensor& up, const Tensor& weight, WeightLayout layout);
+Tensor swiglu_linear(const Tensor& gate, const Tensor& up, const Tensor& weight,
+                     WeightLayout layout);
 
 // table[ids]: ids of any shape S (int32 or int64), result S + [dim].
 Tensor embedding(const Tensor& ids, const Tensor& table);
@@ -67,33 +98,38 @@ Tensor embedding(const Tensor& ids, const Tensor& table);
 Tensor layer_norm(const Tensor& x, const Tensor& gamma, const Tensor& beta, double eps = 1e-5);
 Tensor rms_norm(const Tensor& x, const Tensor& gamma, double eps = 1e-6);
 // (x + residual, norm(x + residual)) in one pass over memory.
-std::pair<Tensor, Tensor> add_layer_norm(const Tensor& x, const Tensor& residual, const Tensor& gamma,
-                                         const Tensor& beta, double eps = 1e-5);
+std::pair<Tensor, Tensor> add_layer_norm(const Tensor& x, const Tensor& residual,
+                                         const Tensor& gamma, const Tensor& beta,
+                                         double eps = 1e-5);
 std::pair<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& gamma,
                                        double eps = 1e-6);
 
-// Zeroes elements with probability p and scales the others by 1/(1-p). Which ones depends on the seed, the batch position
-// (engine/random.h) and the element; dimension 0 is the batch. p == 0 returns x.
+// Zeroes elements with probability p and scales the others by 1/(1-p). Which ones depends on the
+// seed, the batch position (engine/random.h) and the element; dimension 0 is the batch. p == 0
+// returns x.
 Tensor dropout(const Tensor& x, double p);
 
 struct AttentionOptions {
   std::int64_t heads = 1;
   std::int64_t key_heads = 0;  // 0: as many as heads; else heads is a multiple of it
   bool causal = false;
-  double scale = 0;            // 0: 1/sqrt(head size)
-  double dropout = 0;          // of the probabilities
-  Tensor key_mask;             // [batch, key_length] uint8, 0 = not seen; or undefined
+  double scale = 0;      // 0: 1/sqrt(head size)
+  double dropout = 0;    // of the probabilities
+  Tensor key_mask = {};  // [batch, key_length] uint8, 0 = not seen; or undefined
 };
 // q [batch, Tq, heads*D], k and v [batch, Tk, key_heads*D] -> [batch, Tq, heads*D].
-Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options);
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                 const AttentionOptions& options);
 // qkv [batch, T, (heads + 2*key_heads)*D], q first, then k, then v; nothing is copied apart.
 Tensor packed_attention(const Tensor& qkv, const AttentionOptions& options);
 
-// x [batch, T, heads*D] rotated by positions first_position + t; cosine and sine fp32 [positions, D/2].
+// x [batch, T, heads*D] rotated by positions first_position + t; cosine and sine fp32 [positions,
+// D/2].
 Tensor rotary(const Tensor& x, std::int64_t heads, const Tensor& cosine, const Tensor& sine,
               std::int64_t first_position = 0);
 
-// Mean over the targets that are not `ignore`, as fp32 (fp64 for fp64). logits [..., vocabulary], targets [...].
+// Mean over the targets that are not `ignore`, as fp32 (fp64 for fp64). logits [..., vocabulary],
+// targets [...].
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, std::int64_t ignore = -100);
 
 }  // namespace tessera

@@ -23,16 +23,22 @@ void manual_seed(std::uint64_t seed) {
   generator.seed = seed;
 }
 
-std::uint64_t current_seed() { return generator.seed; }
+std::uint64_t current_seed() {
+  return generator.seed;
+}
 
-std::uint64_t next_parameter_stream() { return generator.parameters++; }
+std::uint64_t next_parameter_stream() {
+  return generator.parameters++;
+}
 
 void begin_batch(const BatchPosition& position) {
   generator.position = position;
   generator.dropouts = 0;
 }
 
-const BatchPosition& batch_position() { return generator.position; }
+const BatchPosition& batch_position() {
+  return generator.position;
+}
 
 kernels::RandomKey next_dropout_key() {
   const std::uint64_t op = generator.dropouts++;

@@ -1,5 +1,6 @@
-// Which random numbers a rank draws. Numbers are functions of (seed, step, op, sample, element), never of the rank or of
-// how often something was drawn before, so dropout and initial values do not change with the world.
+// Which random numbers a rank draws. Numbers are functions of (seed, step, op, sample, element),
+// never of the rank or of how often something was drawn before, so dropout and initial values do
+// not change with the world.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,9 @@ std::uint64_t current_seed();
 // The number of the next parameter created on this thread.
 std::uint64_t next_parameter_stream();
 
-// What the samples of the present forward are: `first_sample` is the global number of row 0 of the batch, `samples` the rows of this
-// rank, `step` any number that differs between forwards. Without it, every forward counts as a new step from sample 0.
+// What the samples of the present forward are: `first_sample` is the global number of row 0 of the
+// batch, `samples` the rows of this rank, `step` any number that differs between forwards. Without
+// it, every forward counts as a new step from sample 0.
 struct BatchPosition {
   std::uint64_t step = 0;
   std::int64_t first_sample = 0;

@@ -31,11 +31,14 @@ std::byte* Storage::data() const {
   }
   if (device_.is_meta()) misuse("a tensor on `meta` has no memory; materialise it first");
   misuse(
-      "{} is sharded now: its parameters can be read inside their module's forward and backward, or "
+      "{} is sharded now: its parameters can be read inside their module's forward and backward, "
+      "or "
       "within an unsharded(model) scope",
       name_);
 }
 
-void Storage::attach(std::byte* data) { data_ = data; }
+void Storage::attach(std::byte* data) {
+  data_ = data;
+}
 
 }  // namespace tessera

@@ -1,4 +1,5 @@
-// A tensor's memory: owned, or lent by somebody who can take it away and give it back (sharding does).
+// A tensor's memory: owned, or lent by somebody who can take it away and give it back (sharding
+// does).
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,8 @@ class Storage {
   // Memory comes later, through attach(). `name` says whose it is in errors.
   static std::shared_ptr<Storage> lent(std::size_t bytes, Device device, std::string name);
 
-  // The address now; no pointer from before a detach() is valid after it. A logic_error when there is none.
+  // The address now; no pointer from before a detach() is valid after it. A logic_error when there
+  // is none.
   [[nodiscard]] std::byte* data() const;
   [[nodiscard]] bool present() const { return data_ != nullptr; }
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
@@ -28,7 +30,8 @@ class Storage {
 
   // Called by data() when there is no memory: it must attach some, or throw.
   void set_on_missing(std::function<void()> callback) { on_missing_ = std::move(callback); }
-  // Whoever is about to change the values (optimizers, loaders) says so, so that holders of copies can drop them.
+  // Whoever is about to change the values (optimizers, loaders) says so, so that holders of copies
+  // can drop them.
   void will_write() const {
     if (on_write_) on_write_();
   }

@@ -45,6 +45,12 @@ bool Event::done() const {
   return state_->done;
 }
 
+bool Event::succeeded() const {
+  if (!state_) return true;
+  const std::lock_guard lock(state_->mutex);
+  return state_->done && !state_->error;
+}
+
 struct Stream::State {
   struct Item {
     std::function<void()> work;
@@ -132,11 +138,13 @@ Event Stream::enqueue(std::function<void()> work) {
 }
 
 void Stream::wait(const Event& event) {
-  if (event.done()) return;
+  if (event.succeeded()) return;
   enqueue([event] { event.wait(); });
 }
 
-void Stream::synchronize() { run([] {}); }
+void Stream::synchronize() {
+  run([] {});
+}
 
 double Stream::busy_seconds() const {
   const std::lock_guard lock(state_->mutex);

@@ -1,8 +1,9 @@
 // Streams and events. A stream is an in-order queue, an event a point in one.
 //
-// On the CPU the compute stream is the calling thread; every other stream is a worker thread, so that
-// communication overlaps computation for real. The environment variable TESSERA_SERIAL_STREAMS=1 runs side
-// streams' work on the caller at once: slower, the same bits, and easy to debug.
+// On the CPU the compute stream is the calling thread; every other stream is a worker thread, so
+// that communication overlaps computation for real. The environment variable
+// TESSERA_SERIAL_STREAMS=1 runs side streams' work on the caller at once: slower, the same bits,
+// and easy to debug.
 #pragma once
 
 #include <functional>
@@ -22,11 +23,12 @@ class Event {
  private:
   friend class Stream;
   struct State;
+  [[nodiscard]] bool succeeded() const;  // done, and nothing was thrown
   std::shared_ptr<State> state_;
 };
 
-// A side stream. Work runs in the order of enqueue(), one at a time. After work has thrown, later work is skipped and
-// every event recorded from then on carries that exception. Thread-safe.
+// A side stream. Work runs in the order of enqueue(), one at a time. After work has thrown, later
+// work is skipped and every event recorded from then on carries that exception. Thread-safe.
 class Stream {
  public:
   explicit Stream(std::string name);

@@ -51,7 +51,9 @@ template Tensor Tensor::from(std::span<const std::int32_t>, const Shape&);
 template Tensor Tensor::from(std::span<const std::int64_t>, const Shape&);
 template Tensor Tensor::from(std::span<const std::uint8_t>, const Shape&);
 
-Tensor Tensor::scalar(double value, DType dtype) { return full({}, value, dtype, Device::cpu()); }
+Tensor Tensor::scalar(double value, DType dtype) {
+  return full({}, value, dtype, Device::cpu());
+}
 
 Tensor Tensor::view_of(std::shared_ptr<Storage> storage, std::size_t offset, const Shape& shape,
                        DType dtype) {
@@ -92,14 +94,28 @@ std::vector<double> Tensor::to_vector() const {
       return value;
     };
     switch (dtype()) {
-      case DType::float32: values[i] = read(0.0f); break;
-      case DType::float64: values[i] = read(0.0); break;
-      case DType::bfloat16: values[i] = to_float(read(BFloat16{})); break;
-      case DType::float16: values[i] = to_float(read(Float16{})); break;
-      case DType::int32: values[i] = read(std::int32_t{}); break;
-      case DType::int64: values[i] = static_cast<double>(read(std::int64_t{})); break;
+      case DType::float32:
+        values[i] = read(0.0f);
+        break;
+      case DType::float64:
+        values[i] = read(0.0);
+        break;
+      case DType::bfloat16:
+        values[i] = to_float(read(BFloat16{}));
+        break;
+      case DType::float16:
+        values[i] = to_float(read(Float16{}));
+        break;
+      case DType::int32:
+        values[i] = read(std::int32_t{});
+        break;
+      case DType::int64:
+        values[i] = static_cast<double>(read(std::int64_t{}));
+        break;
       case DType::uint8:
-      case DType::boolean: values[i] = read(std::uint8_t{}); break;
+      case DType::boolean:
+        values[i] = read(std::uint8_t{});
+        break;
     }
   }
   return values;
@@ -135,7 +151,9 @@ void Tensor::zero_grad() {
   data_->grad_scale = 1.0f;
 }
 
-void Tensor::backward(const Tensor& seed) const { autograd::backward(*this, seed); }
+void Tensor::backward(const Tensor& seed) const {
+  autograd::backward(*this, seed);
+}
 
 Tensor Tensor::detach() const {
   return view_of(data_->storage, data_->offset, data_->shape, data_->dtype);

@@ -20,8 +20,8 @@ class Node;
 
 class Tensor;
 
-// How a parameter gets its first values. Element i of parameter `stream` draws from (seed, stream, i), so any shard of a
-// parameter draws what the whole would have drawn, on any number of ranks.
+// How a parameter gets its first values. Element i of parameter `stream` draws from (seed, stream,
+// i), so any shard of a parameter draws what the whole would have drawn, on any number of ranks.
 struct Initializer {
   enum class Kind : std::uint8_t { constant, uniform, normal };
   Kind kind = Kind::constant;
@@ -45,8 +45,9 @@ struct TensorData {
   std::shared_ptr<autograd::Node> grad_node;  // who computed it; null for a leaf
   int grad_output = 0;                        // which of the node's outputs it is
 
-  // A leaf's gradient. The memory may be given beforehand (a view of a communication buffer); `grad_ready` says whether it
-  // holds a gradient. `grad_scale` is a factor not yet multiplied in (clipping leaves it to the optimizer's pass).
+  // A leaf's gradient. The memory may be given beforehand (a view of a communication buffer);
+  // `grad_ready` says whether it holds a gradient. `grad_scale` is a factor not yet multiplied in
+  // (clipping leaves it to the optimizer's pass).
   std::shared_ptr<TensorData> grad;
   bool grad_ready = false;
   float grad_scale = 1.0f;
@@ -56,7 +57,8 @@ struct TensorData {
 
 }  // namespace detail
 
-// A handle; copies refer to the same tensor. Not thread-safe: a tensor belongs to one rank's compute stream.
+// A handle; copies refer to the same tensor. Not thread-safe: a tensor belongs to one rank's
+// compute stream.
 class Tensor {
  public:
   Tensor() = default;
@@ -76,7 +78,8 @@ class Tensor {
   }
   static Tensor scalar(double value, DType dtype = float32);
   // A view of `storage` at a byte offset.
-  static Tensor view_of(std::shared_ptr<Storage> storage, std::size_t offset, const Shape& shape, DType dtype);
+  static Tensor view_of(std::shared_ptr<Storage> storage, std::size_t offset, const Shape& shape,
+                        DType dtype);
 
   [[nodiscard]] bool defined() const { return data_ != nullptr; }
   explicit operator bool() const { return defined(); }

@@ -7,7 +7,8 @@
 
 namespace tessera::kernels {
 
-// out[r,i] = gelu(x[r,i] + bias[i]). exact: erf form; else the tanh approximation (GPT-2's gelu_new).
+// out[r,i] = gelu(x[r,i] + bias[i]). exact: erf form; else the tanh approximation (GPT-2's
+// gelu_new).
 struct BiasGelu {
   const void* x;     // [rows, dim]
   const void* bias;  // [dim] or null
@@ -17,8 +18,9 @@ struct BiasGelu {
   DType dtype;
 };
 
-// dx = dout * gelu'(x + bias); out (optional) receives gelu(x + bias) again, so that the forward need not keep it.
-// dx may equal dout; out may equal x. Column sums of dx give the bias gradient (SumRows).
+// dx = dout * gelu'(x + bias); out (optional) receives gelu(x + bias) again, so that the forward
+// need not keep it. dx may equal dout; out may equal x. Column sums of dx give the bias gradient
+// (SumRows).
 struct BiasGeluBackward {
   const void* dout;
   const void* x;
@@ -30,7 +32,8 @@ struct BiasGeluBackward {
   DType dtype;
 };
 
-// out = silu(gate) * up, over rows with their own strides (packed [rows, 2*dim] projections need no copy).
+// out = silu(gate) * up, over rows with their own strides (packed [rows, 2*dim] projections need no
+// copy).
 struct SwiGlu {
   const void* gate;
   const void* up;
@@ -45,7 +48,7 @@ struct SwiGluBackward {
   const void* up;
   void* dgate;  // strides as gate and up
   void* dup;
-  void* out;    // optional: silu(gate)*up again, contiguous
+  void* out;  // optional: silu(gate)*up again, contiguous
   std::int64_t rows, dim, gate_stride, up_stride;
   DType dtype;
 };

@@ -1,4 +1,5 @@
-// Scaled dot-product attention, blocked: scores live in tiles of fp32, T x T is never stored for a batch.
+// Scaled dot-product attention, blocked: scores live in tiles of fp32, T x T is never stored for a
+// batch.
 #pragma once
 
 #include <cstdint>
@@ -8,19 +9,21 @@
 
 namespace tessera::kernels {
 
-// Element (b, t, h, d) of a tensor lies at base + (b*length + t)*row_stride + h*head_dim + d, so packed qkv
-// projections [B*T, 3C] are read in place. Query head h uses key/value head h / (heads / key_heads).
+// Element (b, t, h, d) of a tensor lies at base + (b*length + t)*row_stride + h*head_dim + d, so
+// packed qkv projections [B*T, 3C] are read in place. Query head h uses key/value head h / (heads /
+// key_heads).
 struct AttentionShape {
   std::int64_t batch, heads, key_heads, head_dim;
   std::int64_t query_length, key_length;
   std::int64_t q_stride, k_stride, v_stride, out_stride;  // elements between rows
   float scale;
-  bool causal;                        // query t sees keys <= t + key_length - query_length
-  const std::uint8_t* key_mask;       // [batch, key_length], 0 = not seen; or null. A row that sees nothing gives 0
-  float dropout;                      // of the probabilities; 0 for none
+  bool causal;  // query t sees keys <= t + key_length - query_length
+  const std::uint8_t*
+      key_mask;   // [batch, key_length], 0 = not seen; or null. A row that sees nothing gives 0
+  float dropout;  // of the probabilities; 0 for none
   RandomKey key;
-  std::int64_t first_sample;          // the probability (b,h,i,j) draws element
-                                      // (((first_sample+b)*heads+h)*query_length+i)*key_length+j
+  std::int64_t first_sample;  // the probability (b,h,i,j) draws element
+                              // (((first_sample+b)*heads+h)*query_length+i)*key_length+j
   DType dtype;
 };
 
@@ -30,10 +33,12 @@ struct AttentionForward {
   const void* k;
   const void* v;
   void* out;
-  void* log_sum_exp;  // [batch, heads, query_length] fp32 (fp64 for fp64), -inf for a row that sees nothing; may be null
+  void* log_sum_exp;  // [batch, heads, query_length] fp32 (fp64 for fp64), -inf for a row that sees
+                      // nothing; may be null
 };
 
-// Writes dq, dk, dv (strides as q, k, v). dk and dv sum over the query heads of a group in ascending order.
+// Writes dq, dk, dv (strides as q, k, v). dk and dv sum over the query heads of a group in
+// ascending order.
 struct AttentionBackward {
   AttentionShape shape;
   const void* dout;  // out_stride

@@ -16,8 +16,8 @@ struct Fill {
   double value;
 };
 
-// out[i] = convert(in[i] * scale); or out[i] += when accumulate. Floating dtypes in any combination,
-// and integers to any dtype with scale 1. in may equal out when the sizes agree.
+// out[i] = convert(in[i] * scale); or out[i] += when accumulate. Floating dtypes in any
+// combination, and integers to any dtype with scale 1. in may equal out when the sizes agree.
 struct Cast {
   const void* in;
   void* out;
@@ -27,7 +27,19 @@ struct Cast {
   bool accumulate = false;
 };
 
-enum class UnaryOp : std::uint8_t { negate, relu, gelu_erf, gelu_tanh, silu, tanh, sigmoid, exp, log, sqrt, square };
+enum class UnaryOp : std::uint8_t {
+  negate,
+  relu,
+  gelu_erf,
+  gelu_tanh,
+  silu,
+  tanh,
+  sigmoid,
+  exp,
+  log,
+  sqrt,
+  square
+};
 
 // out = f(x). out may equal x.
 struct Unary {
@@ -51,8 +63,9 @@ struct UnaryBackward {
 
 enum class BinaryOp : std::uint8_t { add, subtract, multiply, divide };
 
-// out[r,i] = a[r,i] op b[r*b_repeats ? : i]: b has `inner` elements and is repeated over `outer` rows
-// (outer == 1: same shapes; inner == 1 with outer == n: a scalar). out may equal a, or b when outer == 1.
+// out[r,i] = a[r,i] op b[r*b_repeats ? : i]: b has `inner` elements and is repeated over `outer`
+// rows (outer == 1: same shapes; inner == 1 with outer == n: a scalar). out may equal a, or b when
+// outer == 1.
 struct Binary {
   BinaryOp op;
   const void* a;  // [outer, inner]

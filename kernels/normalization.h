@@ -7,10 +7,10 @@
 
 namespace tessera::kernels {
 
-// sum = x + residual (stored when residual is given, rounded to dtype; the norm reads the rounded sum), then
-// out = (sum - mean) * rstd * gamma + beta. mean and rstd: fp32 [rows] (fp64 for fp64), mean unused for RMS.
-// RMSNorm (rms = true): out = sum * rstd * gamma, rstd = 1/sqrt(mean(sum^2) + eps); beta must be null.
-// Bytes: read x, residual; write sum, out.
+// sum = x + residual (stored when residual is given, rounded to dtype; the norm reads the rounded
+// sum), then out = (sum - mean) * rstd * gamma + beta. mean and rstd: fp32 [rows] (fp64 for fp64),
+// mean unused for RMS. RMSNorm (rms = true): out = sum * rstd * gamma, rstd = 1/sqrt(mean(sum^2) +
+// eps); beta must be null. Bytes: read x, residual; write sum, out.
 struct NormForward {
   const void* x;         // [rows, dim]
   const void* residual;  // [rows, dim] or null
@@ -27,8 +27,9 @@ struct NormForward {
 };
 
 // Gradients. x is the normalised input (the forward's sum when there was a residual).
-// dx = dresidual + d(norm)/dx; dresidual (gradient that reaches the sum from elsewhere) may be null and may
-// equal dx; dx may equal dout. dgamma, dbeta [dim] of dtype may be null; += when accumulate.
+// dx = dresidual + d(norm)/dx; dresidual (gradient that reaches the sum from elsewhere) may be null
+// and may equal dx; dx may equal dout. dgamma, dbeta [dim] of dtype may be null; += when
+// accumulate.
 struct NormBackward {
   const void* dout;
   const void* dresidual;

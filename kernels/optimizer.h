@@ -1,4 +1,5 @@
-// Optimizer steps over flat segments: one pass over memory, element-wise, so a segment may be cut anywhere.
+// Optimizer steps over flat segments: one pass over memory, element-wise, so a segment may be cut
+// anywhere.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +11,8 @@ namespace tessera::kernels {
 // AdamW (Loshchilov & Hutter 2019) as torch.optim.AdamW computes it:
 //   p -= lr*weight_decay*p; m = b1*m + (1-b1)*g; v = b2*v + (1-b2)*g*g;
 //   p -= lr/correction1 * m / (sqrt(v)/sqrt(correction2) + eps), correction_i = 1 - beta_i^step.
-// g = grad * grad_scale. fp32 (or fp64) param, m, v; grad of grad_dtype. `copy` (optional) receives the new parameter
-// rounded to copy_dtype. Bytes, fp32: read 16n, write 12n.
+// g = grad * grad_scale. fp32 (or fp64) param, m, v; grad of grad_dtype. `copy` (optional) receives
+// the new parameter rounded to copy_dtype. Bytes, fp32: read 16n, write 12n.
 struct AdamWStep {
   void* param;
   const void* grad;
@@ -25,8 +26,9 @@ struct AdamWStep {
   float grad_scale;
 };
 
-// SGD with momentum (torch.optim.SGD): g = grad*grad_scale + weight_decay*p; b = momentum*b + (1-dampening)*g
-// (b = g at the first step); p -= lr * (nesterov ? g + momentum*b : b). momentum_buffer null when momentum is 0.
+// SGD with momentum (torch.optim.SGD): g = grad*grad_scale + weight_decay*p; b = momentum*b +
+// (1-dampening)*g (b = g at the first step); p -= lr * (nesterov ? g + momentum*b : b).
+// momentum_buffer null when momentum is 0.
 struct SgdStep {
   void* param;
   const void* grad;

@@ -14,14 +14,14 @@ struct RandomKey {
   std::uint64_t stream = 0;  // what is drawn: a parameter's number, or (step, op) of a dropout
 };
 
-// Element i of a sequence takes word i%4 of the block philox(counter = {i/4 low, i/4 high, stream low, stream high},
-// key = {seed low, seed high}).
+// Element i of a sequence takes word i%4 of the block philox(counter = {i/4 low, i/4 high, stream
+// low, stream high}, key = {seed low, seed high}).
 std::array<std::uint32_t, 4> philox(RandomKey key, std::uint64_t block);
 
 enum class Distribution : std::uint8_t { uniform, normal };
 
-// out[i] = the draw of element first + i. uniform: a + (b-a)*u, u in [0,1) of 24 bits. normal: mean a, deviation b,
-// Box-Muller over words (0,1) and (2,3) of the element's block.
+// out[i] = the draw of element first + i. uniform: a + (b-a)*u, u in [0,1) of 24 bits. normal: mean
+// a, deviation b, Box-Muller over words (0,1) and (2,3) of the element's block.
 struct RandomFill {
   void* out;
   std::int64_t n, first;
@@ -31,8 +31,8 @@ struct RandomFill {
   double a, b;
 };
 
-// out = x * keep / (1-p) (+ residual), element i kept when draw(first + i) >= p (32-bit threshold p*2^32).
-// The backward is the same call on the gradient without residual. out may equal x.
+// out = x * keep / (1-p) (+ residual), element i kept when draw(first + i) >= p (32-bit threshold
+// p*2^32). The backward is the same call on the gradient without residual. out may equal x.
 struct Dropout {
   const void* x;
   const void* residual;  // or null

@@ -1,5 +1,5 @@
-// Reductions. Input is cut into fixed chunks whose partial sums meet in a fixed order, so neither the
-// number of threads nor the vector width's tail changes a bit.
+// Reductions. Input is cut into fixed chunks whose partial sums meet in a fixed order, so neither
+// the number of threads nor the vector width's tail changes a bit.
 #pragma once
 
 #include <array>
@@ -27,41 +27,43 @@ struct SumAll {
   double scale = 1.0;
 };
 
-// An exact accumulator of non-negative doubles: integer limbs of 32 bits in int64 words, so that sums of
-// accumulators are associative and no partition of the data can change the result.
-// Limb i has weight 2^(32*i - bias); adding accumulators is adding limbs.
+// An exact accumulator of non-negative doubles: integer limbs of 32 bits in int64 words, so that
+// sums of accumulators are associative and no partition of the data can change the result. Limb i
+// has weight 2^(32*i - bias); adding accumulators is adding limbs.
 struct ExactSum {
   static constexpr int limbs = 68;  // 2^-1088 .. 2^1088: every double and its carries
   std::array<std::int64_t, limbs> limb{};
   bool non_finite = false;  // an Inf or NaN went in
   void add(double value);
   void add(const ExactSum& other);
-  // Brings every limb below 2^32 without changing the value. Up to 2^30 normalised sums may be added limb by limb
-  // (an integer all-reduce) before the limbs must be normalised again; both add()s see to it themselves.
+  // Brings every limb below 2^32 without changing the value. Up to 2^30 normalised sums may be
+  // added limb by limb (an integer all-reduce) before the limbs must be normalised again; both
+  // add()s see to it themselves.
   void normalize();
   [[nodiscard]] double value() const;  // correctly rounded; NaN when non_finite
 };
 
-// Adds the squares of x to `sum`: each aligned block of 32 elements is summed in fp64 in one fixed order,
-// and the block sums are added exactly. x begins on a block boundary of the logical index space; a last
-// partial block counts as filled up with zeros. So shards cut at multiples of 32 give the whole's bits.
-// The sum is left normalised.
+// Adds the squares of x to `sum`: each aligned block of 32 elements is summed in fp64 in one fixed
+// order, and the block sums are added exactly. x begins on a block boundary of the logical index
+// space; a last partial block counts as filled up with zeros. So shards cut at multiples of 32 give
+// the whole's bits. The sum is left normalised.
 struct SumOfSquares {
   const void* x;
   std::int64_t n;
   DType dtype;
-  float scale;    // applied to x in fp32 before squaring
+  float scale;  // applied to x in fp32 before squaring
   ExactSum* sum;
 };
 
-// out[i] (+)= scale * (tree sum over ranks of in[r][i]), partial sums in fp32 (fp64 for fp64). The tree: ranks
-// in contiguous groups of `group`; inside a group a binary tree that splits at the largest power of two below the size;
-// then the same tree over the groups. group == ranks gives the plain tree. `scale` is applied last.
+// out[i] (+)= scale * (tree sum over ranks of in[r][i]), partial sums in fp32 (fp64 for fp64). The
+// tree: ranks in contiguous groups of `group`; inside a group a binary tree that splits at the
+// largest power of two below the size; then the same tree over the groups. group == ranks gives the
+// plain tree. `scale` is applied last.
 struct ReduceRanks {
   const void* const* in;  // `ranks` pointers to n elements of in_dtype
   int ranks;
   int group;
-  void* out;              // n elements of out_dtype (fp32, fp64, or in_dtype)
+  void* out;  // n elements of out_dtype (fp32, fp64, or in_dtype)
   std::int64_t n;
   DType in_dtype, out_dtype;
   float scale = 1.0f;

@@ -1,5 +1,5 @@
-// The table of kernels of a device. An op is one line here, one file in kernels/cpu and, on GPUs, one of the same
-// name in kernels/cuda.
+// The table of kernels of a device. An op is one line here, one file in kernels/cpu and, on GPUs,
+// one of the same name in kernels/cuda.
 #pragma once
 
 #include "kernels/activation.h"

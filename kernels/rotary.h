@@ -8,7 +8,8 @@
 namespace tessera::kernels {
 
 // x[row, head, :] rotated by the angle of position (first_position + row % sequence).
-// cosine and sine: fp32 [positions, head_dim/2] tables. inverse rotates back (the backward). out may equal x.
+// cosine and sine: fp32 [positions, head_dim/2] tables. inverse rotates back (the backward). out
+// may equal x.
 struct Rotary {
   const void* x;
   void* out;

@@ -32,10 +32,13 @@ data::TensorLoader Context::prepare(const data::TensorLoader& loader) const {
 }
 
 Tensor Context::gather_for_metrics(const Tensor& values, const data::TensorLoader& loader) const {
-  TESSERA_REQUIRE(values.dimensions() > 0, "gather_for_metrics of a scalar: give one value a sample");
+  TESSERA_REQUIRE(values.dimensions() > 0,
+                  "gather_for_metrics of a scalar: give one value a sample");
   const std::int64_t rows = std::min(loader.real_samples(), values.size(0));
-  const std::size_t row_bytes = values.size(0) == 0 ? 0 : values.bytes() / static_cast<std::size_t>(values.size(0));
-  const std::string mine(reinterpret_cast<const char*>(values.data()), static_cast<std::size_t>(rows) * row_bytes);
+  const std::size_t row_bytes =
+      values.size(0) == 0 ? 0 : values.bytes() / static_cast<std::size_t>(values.size(0));
+  const std::string mine(reinterpret_cast<const char*>(values.data()),
+                         static_cast<std::size_t>(rows) * row_bytes);
   std::string all;
   for (const std::string& part : communicator_->exchange(mine, metrics_tag)) all += part;
   Shape shape = values.shape();
@@ -47,7 +50,8 @@ Tensor Context::gather_for_metrics(const Tensor& values, const data::TensorLoade
 
 double Context::sum(double value) const {
   double total = 0;
-  for (const std::string& part : communicator_->exchange(bytes_of(value), metrics_tag)) total += number_in(part);
+  for (const std::string& part : communicator_->exchange(bytes_of(value), metrics_tag))
+    total += number_in(part);
   return total;
 }
 
@@ -59,7 +63,9 @@ double Context::max(double value) const {
   return largest;
 }
 
-void Context::barrier() const { communicator_->barrier(metrics_tag); }
+void Context::barrier() const {
+  communicator_->barrier(metrics_tag);
+}
 
 Context init() {
   const comm::World world = comm::world_from_environment();

@@ -24,11 +24,14 @@ class Context {
   [[nodiscard]] const comm::World& world() const { return world_; }
   [[nodiscard]] comm::Communicator& communicator() const { return *communicator_; }
 
-  // The loader's samples dealt out to the ranks: in step s this rank sees global samples (s*world + rank)*batch ... of the loader.
+  // The loader's samples dealt out to the ranks: in step s this rank sees global samples (s*world +
+  // rank)*batch ... of the loader.
   [[nodiscard]] data::TensorLoader prepare(const data::TensorLoader& loader) const;
-  // Every rank's rows of `values` one after the other, in the order of the samples and without those that only filled up the last
-  // batch; `values` are what this rank computed for the batch that `loader` gave last.
-  [[nodiscard]] Tensor gather_for_metrics(const Tensor& values, const data::TensorLoader& loader) const;
+  // Every rank's rows of `values` one after the other, in the order of the samples and without
+  // those that only filled up the last batch; `values` are what this rank computed for the batch
+  // that `loader` gave last.
+  [[nodiscard]] Tensor gather_for_metrics(const Tensor& values,
+                                          const data::TensorLoader& loader) const;
 
   // Collective, in rank order, so every rank gets the same bits.
   [[nodiscard]] double sum(double value) const;

@@ -32,20 +32,25 @@ void compare_structures(const Runtime& runtime, const Context& context) {
   std::string mine;
   for (const auto& unit : runtime.units()) {
     for (const auto& slot : unit->layout().slots()) {
-      mine += fmt::format("{} {} {};", slot.spec.name, slot.spec.shape.to_string(), name_of(slot.spec.compute_dtype));
+      mine += fmt::format("{} {} {};", slot.spec.name, slot.spec.shape.to_string(),
+                          name_of(slot.spec.compute_dtype));
     }
   }
   const auto all = context.communicator().exchange(mine);
   for (std::size_t r = 0; r < all.size(); ++r) {
-    TESSERA_CHECK(all[r] == all[0], ErrorCode::configuration,
-                  "ranks 0 and {} shard different modules: their parameters differ in name, shape or dtype", r);
+    TESSERA_CHECK(
+        all[r] == all[0], ErrorCode::configuration,
+        "ranks 0 and {} shard different modules: their parameters differ in name, shape or dtype",
+        r);
   }
 }
 
 }  // namespace
 
-ShardedModel::ShardedModel(nn::Module& module, const Context& context, const ShardingOptions& options)
-    : context_(context), runtime_(std::make_unique<Runtime>(module, context_.communicator(), options)) {
+ShardedModel::ShardedModel(nn::Module& module, const Context& context,
+                           const ShardingOptions& options)
+    : context_(context),
+      runtime_(std::make_unique<Runtime>(module, context_.communicator(), options)) {
   compare_structures(*runtime_, context_);
 }
 
@@ -71,7 +76,8 @@ std::vector<ShardedParameter> ShardedModel::sharded_parameters() const {
       const ElementRange part = unit->layout().local_of(unit->layout().slots()[i], unit->shard());
       const std::int64_t begin = part.count * copy / copies;
       const std::int64_t end = part.count * (copy + 1) / copies;
-      all.push_back({parameter.name, parameter.shape, parameter.tensor, part.first, begin, end - begin});
+      all.push_back(
+          {parameter.name, parameter.shape, parameter.tensor, part.first, begin, end - begin});
     }
   }
   return all;
@@ -85,12 +91,15 @@ double ShardedModel::clip_grad_norm(double max_norm) {
     const float pending = unit->local_parameters().front().tensor.impl()->grad_scale;
     for (const auto& local : unit->local_segments()) {
       if (local.range.count == 0) continue;
-      const std::byte* x = gradient.data() + static_cast<std::size_t>(local.offset) * size_of(gradient.dtype());
-      TESSERA_LAUNCH(Device::cpu(), sum_of_squares, {x, local.range.count, gradient.dtype(), pending, &mine});
+      const std::byte* x =
+          gradient.data() + static_cast<std::size_t>(local.offset) * size_of(gradient.dtype());
+      TESSERA_LAUNCH(Device::cpu(), sum_of_squares,
+                     {x, local.range.count, gradient.dtype(), pending, &mine});
     }
   }
   kernels::ExactSum total;
-  for (const std::string& part : runtime_->shard_group().exchange(bytes_of(mine), norm_tag)) total.add(sum_in(part));
+  for (const std::string& part : runtime_->shard_group().exchange(bytes_of(mine), norm_tag))
+    total.add(sum_in(part));
   const double norm = std::sqrt(total.value());
   if (max_norm > 0 && std::isfinite(norm) && norm > max_norm) {
     const auto factor = static_cast<float>(max_norm / (norm + 1e-6));
@@ -99,18 +108,27 @@ double ShardedModel::clip_grad_norm(double max_norm) {
   return norm;
 }
 
-ShardedModel::NoSync::NoSync(Runtime& runtime) : runtime_(runtime) {
-  TESSERA_REQUIRE(runtime.synchronises(), "no_sync inside no_sync");
+ShardedModel::NoSync::NoSync(ShardedModel& model) : runtime_(*model.runtime_) {
+  TESSERA_REQUIRE(runtime_.synchronises(), "no_sync inside no_sync");
   runtime_.set_synchronise(false);
 }
-ShardedModel::NoSync::~NoSync() { runtime_.set_synchronise(true); }
-ShardedModel::NoSync ShardedModel::no_sync() { return NoSync(*runtime_); }
+ShardedModel::NoSync::~NoSync() {
+  runtime_.set_synchronise(true);
+}
 
-ShardedModel::Unsharded::Unsharded(Runtime& runtime) : runtime_(runtime) { runtime_.pin(); }
-ShardedModel::Unsharded::~Unsharded() { runtime_.unpin(); }
-ShardedModel::Unsharded ShardedModel::unsharded() { return Unsharded(*runtime_); }
+ShardedModel::Unsharded::Unsharded(Runtime& runtime) : runtime_(runtime) {
+  runtime_.pin();
+}
+ShardedModel::Unsharded::~Unsharded() {
+  runtime_.unpin();
+}
+ShardedModel::Unsharded ShardedModel::unsharded() {
+  return Unsharded(*runtime_);
+}
 
-CommunicationStatistics ShardedModel::communication() const { return runtime_->statistics(); }
+CommunicationStatistics ShardedModel::communication() const {
+  return runtime_->statistics();
+}
 
 HeldBytes ShardedModel::held_bytes() const {
   HeldBytes held;
@@ -122,14 +140,15 @@ HeldBytes ShardedModel::held_bytes() const {
 }
 
 std::string ShardedModel::describe() const {
-  std::string text = fmt::format("{} over {} ranks, {} units\n", name_of(runtime_->options().strategy),
-                                 runtime_->world_size(), runtime_->units().size());
+  std::string text =
+      fmt::format("{} over {} ranks, {} units\n", name_of(runtime_->options().strategy),
+                  runtime_->world_size(), runtime_->units().size());
   for (const auto& unit : runtime_->units()) {
     std::int64_t parameters = 0;
     for (const auto& slot : unit->layout().slots()) parameters += slot.range.count;
     text += fmt::format("  {:<40} {:>14} parameters {:>14} bytes, share {:>12}\n",
-                        unit->name().empty() ? "(root)" : unit->name(), parameters, unit->layout().bytes(),
-                        unit->layout().share_bytes());
+                        unit->name().empty() ? "(root)" : unit->name(), parameters,
+                        unit->layout().bytes(), unit->layout().share_bytes());
   }
   return text;
 }

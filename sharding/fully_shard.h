@@ -1,4 +1,5 @@
-// fully_shard(): from an ordinary module to one whose parameters, gradients and optimizer state are spread over ranks.
+// fully_shard(): from an ordinary module to one whose parameters, gradients and optimizer state are
+// spread over ranks.
 #pragma once
 
 #include <memory>
@@ -13,19 +14,22 @@ namespace tessera {
 
 class Runtime;
 
-// One rank's part of one logical parameter. `local` holds elements [first, first + local.elements()) of it, row-major.
+// One rank's part of one logical parameter. `local` holds elements [first, first +
+// local.elements()) of it, row-major.
 struct ShardedParameter {
   std::string name;
   Shape shape;
   Tensor local;
   std::int64_t first = 0;
-  // Of `local`, the elements that this rank writes to checkpoints: replicas share the work, every element is written once.
+  // Of `local`, the elements that this rank writes to checkpoints: replicas share the work, every
+  // element is written once.
   std::int64_t save_first = 0;
   std::int64_t save_count = 0;
 };
 
-// The sharded side of a module. The module itself is used as before (net.forward(x)); it must outlive this object.
-// All calls are made on the thread that called fully_shard; collective ones by every rank.
+// The sharded side of a module. The module itself is used as before (net.forward(x)); it must
+// outlive this object. All calls are made on the thread that called fully_shard; collective ones by
+// every rank.
 class ShardedModel {
  public:
   ShardedModel(nn::Module& module, const Context& context, const ShardingOptions& options);
@@ -37,14 +41,16 @@ class ShardedModel {
   [[nodiscard]] std::vector<nn::NamedParameter> parameters() const;
   [[nodiscard]] std::vector<ShardedParameter> sharded_parameters() const;
 
-  // Collective. The norm over all parameters' gradients before clipping, the same bits under every strategy. Gradients are scaled
-  // to `max_norm` when above it (max_norm <= 0: only measured); the factor is applied when they are read.
+  // Collective. The norm over all parameters' gradients before clipping, the same bits under every
+  // strategy. Gradients are scaled to `max_norm` when above it (max_norm <= 0: only measured); the
+  // factor is applied when they are read.
   double clip_grad_norm(double max_norm);
 
-  // Backwards inside the scope add to local sums, without communication; the first one after it reduces them all.
+  // Backwards inside the scope add to local sums, without communication; the first one after it
+  // reduces them all.
   class NoSync {
    public:
-    explicit NoSync(Runtime& runtime);
+    explicit NoSync(ShardedModel& model);
     ~NoSync();
     NoSync(const NoSync&) = delete;
     NoSync& operator=(const NoSync&) = delete;
@@ -52,7 +58,7 @@ class ShardedModel {
    private:
     Runtime& runtime_;
   };
-  [[nodiscard]] NoSync no_sync();
+  [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
 
   // Collective. Parameters are whole, to be read, for the scope's lifetime.
   class Unsharded {
@@ -78,11 +84,14 @@ class ShardedModel {
   std::unique_ptr<Runtime> runtime_;
 };
 
-// Collective: every rank passes a module of the same structure. Values are each rank's own part of its own module; modules made with the
-// same seed, or on `meta`, agree.
-inline ShardedModel fully_shard(nn::Module& module, const Context& context, const ShardingOptions& options = {}) {
+// Collective: every rank passes a module of the same structure. Values are each rank's own part of
+// its own module; modules made with the same seed, or on `meta`, agree.
+inline ShardedModel fully_shard(nn::Module& module, const Context& context,
+                                const ShardingOptions& options = {}) {
   return {module, context, options};
 }
-inline ShardedModel::Unsharded unsharded(ShardedModel& model) { return model.unsharded(); }
+inline ShardedModel::Unsharded unsharded(ShardedModel& model) {
+  return model.unsharded();
+}
 
 }  // namespace tessera

@@ -32,8 +32,8 @@ UnitLayout::UnitLayout(std::vector<ParameterSpec> parameters, int shards) : shar
       ParameterSpec& spec = parameters[i];
       if (spec.trainable != trainable) continue;
       auto found = std::find_if(segments_.begin(), segments_.end(), [&](const Segment& segment) {
-        return segment.compute_dtype == spec.compute_dtype && segment.master_dtype == spec.master_dtype &&
-               segment.trainable == spec.trainable;
+        return segment.compute_dtype == spec.compute_dtype &&
+               segment.master_dtype == spec.master_dtype && segment.trainable == spec.trainable;
       });
       if (found == segments_.end()) {
         segments_.push_back({spec.compute_dtype, spec.master_dtype, trainable, 0, 0, 0});
@@ -48,15 +48,17 @@ UnitLayout::UnitLayout(std::vector<ParameterSpec> parameters, int shards) : shar
   std::size_t offset = 0;
   for (Segment& segment : segments_) {
     segment.byte_offset = offset;
-    offset = round_up(offset + static_cast<std::size_t>(segment.elements) * size_of(segment.compute_dtype),
-                      segment_alignment);
+    offset = round_up(
+        offset + static_cast<std::size_t>(segment.elements) * size_of(segment.compute_dtype),
+        segment_alignment);
   }
   bytes_ = std::max(segment_alignment, offset);
   bytes_ = round_up(bytes_, segment_alignment * static_cast<std::size_t>(shards));
-  for (std::size_t i = 0; i < segments_.size(); ++i) {  // a segment reaches to the next one, the last to the end
+  for (std::size_t i = 0; i < segments_.size();
+       ++i) {  // a segment reaches to the next one, the last to the end
     const std::size_t end = i + 1 < segments_.size() ? segments_[i + 1].byte_offset : bytes_;
-    segments_[i].elements =
-        static_cast<std::int64_t>((end - segments_[i].byte_offset) / size_of(segments_[i].compute_dtype));
+    segments_[i].elements = static_cast<std::int64_t>((end - segments_[i].byte_offset) /
+                                                      size_of(segments_[i].compute_dtype));
   }
   for (Segment& segment : segments_) {
     if (!segment.trainable) continue;
@@ -86,7 +88,8 @@ void UnitLayout::find_gaps() {
   std::vector<ElementRange> covered;
   for (const Slot& slot : slots_) {
     const Segment& segment = segments_[static_cast<std::size_t>(slot.segment)];
-    if (segment.trainable) covered.push_back({segment.gradient_offset + slot.range.first, slot.range.count});
+    if (segment.trainable)
+      covered.push_back({segment.gradient_offset + slot.range.first, slot.range.count});
   }
   std::sort(covered.begin(), covered.end(),
             [](const ElementRange& a, const ElementRange& b) { return a.first < b.first; });
@@ -95,7 +98,8 @@ void UnitLayout::find_gaps() {
     if (range.first > position) gradient_gaps_.push_back({position, range.first - position});
     position = std::max(position, range.end());
   }
-  if (position < gradient_elements_) gradient_gaps_.push_back({position, gradient_elements_ - position});
+  if (position < gradient_elements_)
+    gradient_gaps_.push_back({position, gradient_elements_ - position});
 }
 
 }  // namespace tessera

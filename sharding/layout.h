@@ -1,8 +1,10 @@
-// Where the parameters of a unit lie in its flat buffer, and which part of it is a rank's. Pure arithmetic.
+// Where the parameters of a unit lie in its flat buffer, and which part of it is a rank's. Pure
+// arithmetic.
 //
-// A unit's parameters form segments of equal (compute dtype, master dtype, trainable), trainable ones first. A parameter begins at a
-// multiple of 8 elements (16 bytes or more), a segment at a multiple of 256 bytes, and the whole is padded at its end so that a rank's
-// share is a multiple of 256 bytes. The place of a parameter depends on neither the strategy nor the number of shards.
+// A unit's parameters form segments of equal (compute dtype, master dtype, trainable), trainable
+// ones first. A parameter begins at a multiple of 8 elements (16 bytes or more), a segment at a
+// multiple of 256 bytes, and the whole is padded at its end so that a rank's share is a multiple of
+// 256 bytes. The place of a parameter depends on neither the strategy nor the number of shards.
 #pragma once
 
 #include <cstddef>
@@ -36,9 +38,10 @@ class UnitLayout {
   struct Segment {
     DType compute_dtype, master_dtype;
     bool trainable;
-    std::size_t byte_offset;        // in the flat buffer
-    std::int64_t elements;          // with the gaps between parameters; the last segment's reach to the buffer's end
-    std::int64_t gradient_offset;   // in elements of the gradient buffer; trainable segments only
+    std::size_t byte_offset;  // in the flat buffer
+    std::int64_t
+        elements;  // with the gaps between parameters; the last segment's reach to the buffer's end
+    std::int64_t gradient_offset;  // in elements of the gradient buffer; trainable segments only
   };
   struct Slot {
     ParameterSpec spec;
@@ -51,8 +54,10 @@ class UnitLayout {
   [[nodiscard]] int shards() const { return shards_; }
   [[nodiscard]] const std::vector<Segment>& segments() const { return segments_; }
   [[nodiscard]] const std::vector<Slot>& slots() const { return slots_; }  // in the given order
-  [[nodiscard]] std::size_t bytes() const { return bytes_; }               // of the flat buffer, padded
-  [[nodiscard]] std::size_t share_bytes() const { return bytes_ / static_cast<std::size_t>(shards_); }
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }  // of the flat buffer, padded
+  [[nodiscard]] std::size_t share_bytes() const {
+    return bytes_ / static_cast<std::size_t>(shards_);
+  }
   [[nodiscard]] std::int64_t gradient_elements() const { return gradient_elements_; }
 
   // The part of a segment that shard `shard` holds; begins at a multiple of 32 elements.

@@ -19,16 +19,20 @@ enum class BackwardPrefetch : std::uint8_t {
 struct ShardingOptions {
   Strategy strategy = Strategy::full_shard;
   WrapPolicy wrap;
-  // Parameters are cast to this dtype before they are gathered, and computed with in it. Unset: their own.
+  // Parameters are cast to this dtype before they are gathered, and computed with in it. Unset:
+  // their own.
   std::optional<DType> param_dtype;
-  // The dtype of gradients on the wire; sums are fp32 in any case. Unset: the parameters' compute dtype.
+  // The dtype of gradients on the wire; sums are fp32 in any case. Unset: the parameters' compute
+  // dtype.
   std::optional<DType> reduce_dtype;
   BackwardPrefetch backward_prefetch = BackwardPrefetch::pre;
   bool forward_prefetch = true;
-  // Ranks that hold one copy between them, for the HYBRID strategies: consecutive ranks. Divides the world.
+  // Ranks that hold one copy between them, for the HYBRID strategies: consecutive ranks. Divides
+  // the world.
   int group_size = 0;
-  // Ranks whose gradients are summed first, then the sums: 0 is a plain binary tree. The same number gives the same bits under
-  // every strategy. HYBRID with a group that is no power of two needs its group size here, and takes it by itself.
+  // Ranks whose gradients are summed first, then the sums: 0 is a plain binary tree. The same
+  // number gives the same bits under every strategy. HYBRID with a group that is no power of two
+  // needs its group size here, and takes it by itself.
   int reduction_group = 0;
 };
 

@@ -11,27 +11,34 @@ namespace {
 
 int shards_of(const StrategyRow& row, const ShardingOptions& options, int world_size) {
   switch (row.shards) {
-    case ShardGroup::self: return 1;
-    case ShardGroup::world: return world_size;
-    case ShardGroup::group: break;
+    case ShardGroup::self:
+      return 1;
+    case ShardGroup::world:
+      return world_size;
+    case ShardGroup::group:
+      break;
   }
-  TESSERA_CHECK(options.group_size > 0 && world_size % options.group_size == 0, ErrorCode::configuration,
-                "{} needs a group_size that divides the world of {} ranks, got {}", row.name, world_size,
-                options.group_size);
+  TESSERA_CHECK(options.group_size > 0 && world_size % options.group_size == 0,
+                ErrorCode::configuration,
+                "{} needs a group_size that divides the world of {} ranks, got {}", row.name,
+                world_size, options.group_size);
   return options.group_size;
 }
 
 // The first level of the summation tree; refuses a group whose sum would not be a subtree.
 int reduction_group_of(const StrategyRow& row, int requested, int shards, int world_size) {
-  TESSERA_CHECK(requested >= 0 && (requested == 0 || world_size % requested == 0), ErrorCode::configuration,
+  TESSERA_CHECK(requested >= 0 && (requested == 0 || world_size % requested == 0),
+                ErrorCode::configuration,
                 "reduction_group {} does not divide the world of {} ranks", requested, world_size);
   if (row.shards != ShardGroup::group || shards == world_size || shards == 1) return requested;
   const bool power = std::has_single_bit(static_cast<unsigned>(shards));
   if (requested == 0) return power ? 0 : shards;
   const bool above = power && requested % shards == 0;
-  const bool below = shards % requested == 0 && std::has_single_bit(static_cast<unsigned>(shards / requested));
+  const bool below =
+      shards % requested == 0 && std::has_single_bit(static_cast<unsigned>(shards / requested));
   TESSERA_CHECK(above || below, ErrorCode::configuration,
-                "reduction_group {} and group_size {} sum gradients in different orders; use reduction_group {}",
+                "reduction_group {} and group_size {} sum gradients in different orders; use "
+                "reduction_group {}",
                 requested, shards, shards);
   return requested;
 }
@@ -67,9 +74,12 @@ Runtime::~Runtime() {
   for (const auto& unit : units_) {
     unit->parameter_storage()->set_on_missing(nullptr);
     if (unit->gradient_storage()) unit->gradient_storage()->set_on_missing(nullptr);
-    for (const auto& parameter : unit->local_parameters()) parameter.tensor.storage()->set_on_write(nullptr);
-    // A rank that leaves in the middle of a pass must not be waited for by those that go on to their own end.
-    if (unit->state == ParameterState::unsharded && unit->parameter_buffer) unit->parameter_buffer->release();
+    for (const auto& parameter : unit->local_parameters())
+      parameter.tensor.storage()->set_on_write(nullptr);
+    // A rank that leaves in the middle of a pass must not be waited for by those that go on to
+    // their own end.
+    if (unit->state == ParameterState::unsharded && unit->parameter_buffer)
+      unit->parameter_buffer->release();
   }
   // Streams finish first; then buffers, then communicators.
   gather_stream_.reset();
@@ -93,15 +103,17 @@ void Runtime::create_units(nn::Module& root) {
     std::vector<ParameterSpec> specs;
     for (const auto& parameter : owned[i]) {
       specs.push_back({parameter.name, parameter.shape, master_dtype_of(parameter.tensor),
-                       compute_dtype_of(parameter.tensor, options_), parameter.tensor.requires_grad()});
+                       compute_dtype_of(parameter.tensor, options_),
+                       parameter.tensor.requires_grad()});
     }
-    units_.push_back(std::make_unique<Unit>(modules[i].name, static_cast<int>(i), root, owned[i], specs, shards_,
-                                            gather_group_->rank()));
+    units_.push_back(std::make_unique<Unit>(modules[i].name, static_cast<int>(i), root, owned[i],
+                                            specs, shards_, gather_group_->rank()));
     Unit& unit = *units_.back();
     if (unit.has_gradient()) {
       DType widest = DType::bfloat16;
       for (const auto& segment : unit.layout().segments()) {
-        if (segment.trainable && size_of(segment.compute_dtype) >= size_of(widest)) widest = segment.compute_dtype;
+        if (segment.trainable && size_of(segment.compute_dtype) >= size_of(widest))
+          widest = segment.compute_dtype;
       }
       unit.create_gradient_views(options_.reduce_dtype.value_or(widest));
     }
@@ -111,7 +123,8 @@ void Runtime::create_units(nn::Module& root) {
     }
     if (!unit.is_root()) {
       create_hooks(*modules[i].module, unit);
-      pool_gradient_bytes_ = std::max(pool_gradient_bytes_, unit.has_gradient() ? unit.gradient_buffer_bytes() : 0);
+      pool_gradient_bytes_ =
+          std::max(pool_gradient_bytes_, unit.has_gradient() ? unit.gradient_buffer_bytes() : 0);
     }
   }
 }
@@ -127,7 +140,8 @@ void Runtime::create_hooks(nn::Module& module, Unit& unit) {
 }
 
 void Runtime::watch_storages(Unit& unit) {
-  // The root's own forward may be called without hooks (net.forward(x)): its parameters come when they are first used.
+  // The root's own forward may be called without hooks (net.forward(x)): its parameters come when
+  // they are first used.
   if (unit.is_root()) {
     unit.parameter_storage()->set_on_missing([this, &unit] { before_forward(unit); });
   }
@@ -156,7 +170,8 @@ void Runtime::timed_wait(const Event& event) {
   }
   const auto begin = std::chrono::steady_clock::now();
   event.wait();
-  statistics_.exposed_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  statistics_.exposed_seconds +=
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 }  // namespace tessera

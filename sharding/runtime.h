@@ -1,8 +1,9 @@
 // The schedule: when units are gathered, freed and reduced.
 //
-// Three threads of control. The compute stream (the rank's thread) runs hooks and waits; the gather stream casts, publishes and waits
-// for parameters; the reduce stream sums gradients. Gathers and reductions have a communicator each, so that neither waits in the other's
-// queue. All decisions are taken on the compute stream in program order, so every rank takes the same.
+// Three threads of control. The compute stream (the rank's thread) runs hooks and waits; the gather
+// stream casts, publishes and waits for parameters; the reduce stream sums gradients. Gathers and
+// reductions have a communicator each, so that neither waits in the other's queue. All decisions
+// are taken on the compute stream in program order, so every rank takes the same.
 #pragma once
 
 #include <functional>
@@ -71,7 +72,8 @@ class Runtime {
   void add_to_unsynchronised(Unit& unit);
   void enqueue_reduction(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer, DType dtype);
   void expect_end_of_backward();
-  [[nodiscard]] std::shared_ptr<comm::Buffer> allocate_gradient(const Unit& unit, std::size_t bytes);
+  [[nodiscard]] std::shared_ptr<comm::Buffer> allocate_gradient(const Unit& unit,
+                                                                std::size_t bytes);
 
   void timed_wait(const Event& event);
 
@@ -86,21 +88,21 @@ class Runtime {
   int shards_ = 1;
   int replica_ = 0;
   int reduction_group_ = 0;
-  std::shared_ptr<comm::Communicator> gather_group_;   // shard group, gather stream
-  std::shared_ptr<comm::Communicator> reduce_group_;   // shard group, reduce stream
+  std::shared_ptr<comm::Communicator> gather_group_;     // shard group, gather stream
+  std::shared_ptr<comm::Communicator> reduce_group_;     // shard group, reduce stream
   std::shared_ptr<comm::Communicator> reduce_replicas_;  // ranks with the same shard, reduce stream
-  std::shared_ptr<comm::Communicator> control_;        // shard group, compute stream
+  std::shared_ptr<comm::Communicator> control_;          // shard group, compute stream
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<std::shared_ptr<comm::Buffer>> free_parameter_buffers_;
   std::vector<GradientBuffer> free_gradient_buffers_;
-  std::shared_ptr<comm::Buffer> partial_sums_;         // between the two reductions of HYBRID
+  std::shared_ptr<comm::Buffer> partial_sums_;  // between the two reductions of HYBRID
   std::size_t pool_parameter_bytes_ = 0;
   std::size_t pool_gradient_bytes_ = 0;
 
-  std::vector<Unit*> forward_order_;   // of the last complete forward
+  std::vector<Unit*> forward_order_;  // of the last complete forward
   std::vector<Unit*> current_order_;
   Event last_reduction_;
-  Event writable_again_;               // of the buffer that was reduced last
+  Event writable_again_;  // of the buffer that was reduced last
   bool synchronise_ = true;
   bool end_expected_ = false;
   std::uint64_t pass_ = 0;

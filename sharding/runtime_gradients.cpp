@@ -9,7 +9,9 @@
 namespace tessera {
 namespace {
 
-DType sum_dtype(DType gradient) { return gradient == float64 ? float64 : float32; }
+DType sum_dtype(DType gradient) {
+  return gradient == float64 ? float64 : float32;
+}
 
 }  // namespace
 
@@ -24,7 +26,8 @@ std::shared_ptr<comm::Buffer> Runtime::allocate_gradient(const Unit& unit, std::
   comm::Communicator& group = shards_ == 1 ? *reduce_replicas_ : *reduce_group_;
   std::shared_ptr<comm::Buffer> buffer;
   reduce_stream_->run([&] {
-    buffer = group.allocate(unit.is_root() ? "root gradients" : "gradients", bytes, comm::Sharing::per_rank);
+    buffer = group.allocate(unit.is_root() ? "root gradients" : "gradients", bytes,
+                            comm::Sharing::per_rank);
     group.acquire(*buffer);
   });
   return buffer;
@@ -32,7 +35,8 @@ std::shared_ptr<comm::Buffer> Runtime::allocate_gradient(const Unit& unit, std::
 
 // The first gradient of a pass arrived: lend the unit a buffer.
 void Runtime::provide_gradient(Unit& unit) {
-  TESSERA_REQUIRE(autograd::in_backward(), "gradients of {} are reduced and sharded; read them from the model's parameters",
+  TESSERA_REQUIRE(autograd::in_backward(),
+                  "gradients of {} are reduced and sharded; read them from the model's parameters",
                   unit.name().empty() ? "the root unit" : unit.name());
   expect_end_of_backward();
   const bool own = unit.is_root() || row_.reduce == ReduceAt::end_of_backward;
@@ -40,12 +44,14 @@ void Runtime::provide_gradient(Unit& unit) {
   if (own && unit.own_gradient_buffer) {
     unit.gradient_buffer = unit.own_gradient_buffer;
     writable = unit.gradient_writable;
-  } else if (!own && free_gradient_buffers_.size() > 1) {  // two buffers: one is filled while the other is summed
+  } else if (!own && free_gradient_buffers_.size() >
+                         1) {  // two buffers: one is filled while the other is summed
     unit.gradient_buffer = free_gradient_buffers_.front().buffer;
     writable = free_gradient_buffers_.front().writable;
     free_gradient_buffers_.erase(free_gradient_buffers_.begin());
   } else {
-    unit.gradient_buffer = allocate_gradient(unit, own ? unit.gradient_buffer_bytes() : pool_gradient_bytes_);
+    unit.gradient_buffer =
+        allocate_gradient(unit, own ? unit.gradient_buffer_bytes() : pool_gradient_bytes_);
     if (own) unit.own_gradient_buffer = unit.gradient_buffer;
   }
   timed_wait(writable);
@@ -61,7 +67,8 @@ void Runtime::reduce(Unit& unit) {
   const std::shared_ptr<comm::Buffer> buffer = std::move(unit.gradient_buffer);
   unit.gradient_buffer.reset();
   const bool own = buffer == unit.own_gradient_buffer;
-  if (unit.unsynchronised_is_set) {  // the sums hold this pass; its buffer was read by nobody and stays writable
+  if (unit.unsynchronised_is_set) {  // the sums hold this pass; its buffer was read by nobody and
+                                     // stays writable
     if (!own) free_gradient_buffers_.push_back({buffer, {}});
     if (!synchronise_) return;
     enqueue_reduction(unit, unit.unsynchronised, sum_dtype(unit.gradient_dtype()));
@@ -83,12 +90,15 @@ void Runtime::add_to_unsynchronised(Unit& unit) {
     unit.unsynchronised = allocate_gradient(unit, static_cast<std::size_t>(count) * size_of(dtype));
   }
   timed_wait(unit.unsynchronised_writable);
-  kernels_of(Device::cpu()).cast({unit.gradient_storage()->data(), unit.unsynchronised->data(), count,
-                                  unit.gradient_dtype(), dtype, 1.0f, unit.unsynchronised_is_set}, {});
+  kernels_of(Device::cpu())
+      .cast({unit.gradient_storage()->data(), unit.unsynchronised->data(), count,
+             unit.gradient_dtype(), dtype, 1.0f, unit.unsynchronised_is_set},
+            {});
   unit.unsynchronised_is_set = true;
 }
 
-void Runtime::enqueue_reduction(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer, DType dtype) {
+void Runtime::enqueue_reduction(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer,
+                                DType dtype) {
   Tensor& out = unit.gradient_shard();
   const comm::Tag tag{pass_, static_cast<std::uint32_t>(unit.index()), comm::Phase::reduce};
   comm::Reduction last{dtype, out.dtype(), reduction_group_, 1.0f / static_cast<float>(world_size_),
@@ -97,14 +107,17 @@ void Runtime::enqueue_reduction(Unit& unit, const std::shared_ptr<comm::Buffer>&
   std::function<void()> work;
   if (shards_ == 1) {
     work = [this, &unit, buffer, last, tag] {
-      reduce_replicas_->all_reduce(*buffer, unit.layout().gradient_elements(), unit.gradient_shard().data(), last, tag);
+      reduce_replicas_->all_reduce(*buffer, unit.layout().gradient_elements(),
+                                   unit.gradient_shard().data(), last, tag);
     };
   } else if (replicas() == 1) {
     work = [this, &unit, buffer, last, tag] {
-      reduce_group_->reduce_scatter(*buffer, unit.reduced_ranges(unit.gradient_shard().data()), last, tag);
+      reduce_group_->reduce_scatter(*buffer, unit.reduced_ranges(unit.gradient_shard().data()),
+                                    last, tag);
     };
   } else {  // sums of the group first, unscaled and in fp32; then the sums of the groups
-    comm::Reduction first{dtype, out.dtype(), reduction_group_ < shards_ ? reduction_group_ : 0, 1.0f, false};
+    comm::Reduction first{dtype, out.dtype(), reduction_group_ < shards_ ? reduction_group_ : 0,
+                          1.0f, false};
     last.in_dtype = out.dtype();
     last.group = reduction_group_ > shards_ ? reduction_group_ / shards_ : 0;
     work = [this, &unit, buffer, first, last, tag, count] {
@@ -112,12 +125,15 @@ void Runtime::enqueue_reduction(Unit& unit, const std::shared_ptr<comm::Buffer>&
       if (!partial_sums_ || partial_sums_->bytes() < bytes) {
         std::size_t largest = 0;
         for (const auto& other : units_) {
-          largest = std::max(largest, static_cast<std::size_t>(other->local_gradient_elements()) * sizeof(double));
+          largest = std::max(
+              largest, static_cast<std::size_t>(other->local_gradient_elements()) * sizeof(double));
         }
-        partial_sums_ = reduce_replicas_->allocate("partial sums", largest, comm::Sharing::per_rank);
+        partial_sums_ =
+            reduce_replicas_->allocate("partial sums", largest, comm::Sharing::per_rank);
       }
       reduce_replicas_->acquire(*partial_sums_);
-      reduce_group_->reduce_scatter(*buffer, unit.reduced_ranges(partial_sums_->data()), first, tag);
+      reduce_group_->reduce_scatter(*buffer, unit.reduced_ranges(partial_sums_->data()), first,
+                                    tag);
       reduce_replicas_->all_reduce(*partial_sums_, count, unit.gradient_shard().data(), last, tag);
     };
   }
@@ -133,7 +149,8 @@ void Runtime::enqueue_reduction(Unit& unit, const std::shared_ptr<comm::Buffer>&
   const auto copies = static_cast<std::uint64_t>(replicas());
   statistics_.bytes += bytes / shards * (shards - 1);
   if (copies > 1) {  // an all-reduce moves its data twice
-    const std::uint64_t wire = shards_ == 1 ? bytes : static_cast<std::uint64_t>(count) * size_of(out.dtype());
+    const std::uint64_t wire =
+        shards_ == 1 ? bytes : static_cast<std::uint64_t>(count) * size_of(out.dtype());
     statistics_.bytes += 2 * wire * (copies - 1) / copies;
   }
 }

@@ -59,7 +59,8 @@ void Runtime::gather(Unit& unit, comm::Phase phase) {
     buffer = unit.own_parameter_buffer;
   } else {
     const std::size_t bytes = shares_pool(unit) ? pool_parameter_bytes_ : unit.layout().bytes();
-    gather_stream_->run([&] { buffer = gather_group_->allocate("parameters", bytes, comm::Sharing::one_copy); });
+    gather_stream_->run(
+        [&] { buffer = gather_group_->allocate("parameters", bytes, comm::Sharing::one_copy); });
     if (!shares_pool(unit)) unit.own_parameter_buffer = buffer;
   }
   unit.parameter_buffer = buffer;
@@ -67,7 +68,8 @@ void Runtime::gather(Unit& unit, comm::Phase phase) {
   const comm::Tag tag{pass_, static_cast<std::uint32_t>(unit.index()), phase};
   unit.gathered = gather_stream_->enqueue([this, &unit, buffer, tag] {
     gather_group_->acquire(*buffer);
-    unit.write_share(buffer->data() + static_cast<std::size_t>(unit.shard()) * unit.layout().share_bytes());
+    unit.write_share(buffer->data() +
+                     static_cast<std::size_t>(unit.shard()) * unit.layout().share_bytes());
     gather_group_->all_gather(*buffer, tag);
   });
   ++statistics_.collectives;

@@ -1,4 +1,5 @@
-// The sharding strategies, as rows of a table. What a row says is all that the runtime knows of a strategy.
+// The sharding strategies, as rows of a table. What a row says is all that the runtime knows of a
+// strategy.
 #pragma once
 
 #include <cstdint>
@@ -35,20 +36,25 @@ struct StrategyRow {
 };
 
 inline constexpr StrategyRow strategy_table[] = {
-    {Strategy::no_shard, "NO_SHARD", ShardGroup::self, Unsharded::until_step, ReduceAt::unit_backward},
+    {Strategy::no_shard, "NO_SHARD", ShardGroup::self, Unsharded::until_step,
+     ReduceAt::unit_backward},
     {Strategy::shard_optimizer, "SHARD_OPTIMIZER", ShardGroup::world, Unsharded::until_step,
      ReduceAt::end_of_backward},
     {Strategy::shard_grad_op, "SHARD_GRAD_OP", ShardGroup::world, Unsharded::until_backward,
      ReduceAt::unit_backward},
-    {Strategy::full_shard, "FULL_SHARD", ShardGroup::world, Unsharded::per_pass, ReduceAt::unit_backward},
-    {Strategy::hybrid_shard, "HYBRID_SHARD", ShardGroup::group, Unsharded::per_pass, ReduceAt::unit_backward},
-    {Strategy::hybrid_shard_zero2, "HYBRID_SHARD_ZERO2", ShardGroup::group, Unsharded::until_backward,
+    {Strategy::full_shard, "FULL_SHARD", ShardGroup::world, Unsharded::per_pass,
      ReduceAt::unit_backward},
+    {Strategy::hybrid_shard, "HYBRID_SHARD", ShardGroup::group, Unsharded::per_pass,
+     ReduceAt::unit_backward},
+    {Strategy::hybrid_shard_zero2, "HYBRID_SHARD_ZERO2", ShardGroup::group,
+     Unsharded::until_backward, ReduceAt::unit_backward},
 };
 
 constexpr const StrategyRow& row_of(Strategy strategy) {
   return strategy_table[static_cast<std::size_t>(strategy)];
 }
-constexpr std::string_view name_of(Strategy strategy) { return row_of(strategy).name; }
+constexpr std::string_view name_of(Strategy strategy) {
+  return row_of(strategy).name;
+}
 
 }  // namespace tessera

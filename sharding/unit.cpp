@@ -13,15 +13,17 @@ namespace {
 constexpr std::int64_t gradient_alignment = 128;  // elements, as in the layout
 
 DType sum_dtype(const UnitLayout& layout) {
-  const bool fp64 = std::any_of(layout.slots().begin(), layout.slots().end(), [](const UnitLayout::Slot& slot) {
-    return slot.spec.trainable && slot.spec.master_dtype == float64;
-  });
+  const bool fp64 =
+      std::any_of(layout.slots().begin(), layout.slots().end(), [](const UnitLayout::Slot& slot) {
+        return slot.spec.trainable && slot.spec.master_dtype == float64;
+      });
   return fp64 ? float64 : float32;
 }
 
 }  // namespace
 
-Unit::Unit(std::string name, int index, nn::Module& root, const std::vector<nn::NamedParameter>& parameters,
+Unit::Unit(std::string name, int index, nn::Module& root,
+           const std::vector<nn::NamedParameter>& parameters,
            const std::vector<ParameterSpec>& specs, int shards, int shard)
     : name_(std::move(name)), index_(index), layout_(specs, shards), shard_(shard) {
   for (std::size_t s = 0; s < layout_.segments().size(); ++s) {
@@ -30,11 +32,13 @@ Unit::Unit(std::string name, int index, nn::Module& root, const std::vector<nn::
     masters_.push_back(Tensor::zeros({range.count}, segment.master_dtype, Device::cpu()));
     if (!segment.trainable) continue;
     local_segments_.push_back({static_cast<int>(s), range, local_gradient_elements_});
-    local_gradient_elements_ += (range.count + gradient_alignment - 1) / gradient_alignment * gradient_alignment;
+    local_gradient_elements_ +=
+        (range.count + gradient_alignment - 1) / gradient_alignment * gradient_alignment;
   }
   fill_master(parameters);
   const auto& segments = layout_.segments();
-  computes_on_master_ = shards == 1 && segments.size() == 1 && segments[0].compute_dtype == segments[0].master_dtype;
+  computes_on_master_ =
+      shards == 1 && segments.size() == 1 && segments[0].compute_dtype == segments[0].master_dtype;
   parameters_ = Storage::lent(layout_.bytes(), Device::cpu(),
                               name_.empty() ? std::string("the root unit") : "unit " + name_);
   if (computes_on_master_) {
@@ -44,7 +48,8 @@ Unit::Unit(std::string name, int index, nn::Module& root, const std::vector<nn::
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto& slot = layout_.slots()[i];
     const auto& segment = segments[static_cast<std::size_t>(slot.segment)];
-    const std::size_t offset = segment.byte_offset + static_cast<std::size_t>(slot.range.first) * size_of(segment.compute_dtype);
+    const std::size_t offset = segment.byte_offset + static_cast<std::size_t>(slot.range.first) *
+                                                         size_of(segment.compute_dtype);
     Tensor view = Tensor::view_of(parameters_, offset, slot.spec.shape, segment.compute_dtype);
     view.impl()->requires_grad = slot.spec.trainable;
     root.replace_parameter(parameters[i].tensor, view);
@@ -65,12 +70,14 @@ void Unit::fill_master(const std::vector<nn::NamedParameter>& parameters) {
     std::byte* out = master.data() + static_cast<std::size_t>(at) * size_of(dtype);
     const Tensor& source = parameters[i].tensor;
     if (source.is_meta()) {
-      TESSERA_REQUIRE(source.impl()->initializer != nullptr,
-                      "parameter {} is on `meta` and has no initializer; make it with nn::make_parameter",
-                      parameters[i].name);
+      TESSERA_REQUIRE(
+          source.impl()->initializer != nullptr,
+          "parameter {} is on `meta` and has no initializer; make it with nn::make_parameter",
+          parameters[i].name);
       source.impl()->initializer->fill(out, dtype, part.first, part.count);
     } else {
-      const std::byte* in = source.data() + static_cast<std::size_t>(part.first) * size_of(source.dtype());
+      const std::byte* in =
+          source.data() + static_cast<std::size_t>(part.first) * size_of(source.dtype());
       kernels_of(Device::cpu()).cast({in, out, part.count, source.dtype(), dtype, 1.0f, false}, {});
     }
   }
@@ -82,7 +89,8 @@ void Unit::create_local_tensors() {
     const ElementRange local = layout_.local(slot.segment, shard_);
     const Tensor& master = masters_[static_cast<std::size_t>(slot.segment)];
     const std::int64_t at = part.count == 0 ? 0 : slot.range.first + part.first - local.first;
-    Tensor tensor = Tensor::view_of(master.storage(), static_cast<std::size_t>(at) * size_of(slot.spec.master_dtype),
+    Tensor tensor = Tensor::view_of(master.storage(),
+                                    static_cast<std::size_t>(at) * size_of(slot.spec.master_dtype),
                                     {part.count}, slot.spec.master_dtype);
     tensor.impl()->requires_grad = slot.spec.trainable;
     local_.push_back({slot.spec.name, tensor, slot.spec.shape});
@@ -101,20 +109,25 @@ void Unit::write_share(std::byte* share) const {
     const auto& segment = layout_.segments()[s];
     const ElementRange range = layout_.local(static_cast<int>(s), shard_);
     if (range.count == 0) continue;
-    const std::size_t at = segment.byte_offset + static_cast<std::size_t>(range.first) * size_of(segment.compute_dtype);
+    const std::size_t at = segment.byte_offset +
+                           static_cast<std::size_t>(range.first) * size_of(segment.compute_dtype);
     std::byte* out = share + (at - share_begin);
     if (segment.compute_dtype == segment.master_dtype) {
       std::memcpy(out, masters_[s].data(), masters_[s].bytes());
     } else {
-      kernels_of(Device::cpu()).cast({masters_[s].data(), out, range.count, segment.master_dtype,
-                                      segment.compute_dtype, 1.0f, false}, {});
+      kernels_of(Device::cpu())
+          .cast({masters_[s].data(), out, range.count, segment.master_dtype, segment.compute_dtype,
+                 1.0f, false},
+                {});
     }
   }
 }
 
 void Unit::create_gradient_views(DType dtype) {
   gradient_dtype_ = dtype;
-  gradients_ = Storage::lent(gradient_buffer_bytes(), Device::cpu(), "the gradient of " + (name_.empty() ? std::string("the root unit") : "unit " + name_));
+  gradients_ = Storage::lent(
+      gradient_buffer_bytes(), Device::cpu(),
+      "the gradient of " + (name_.empty() ? std::string("the root unit") : "unit " + name_));
   for (std::size_t i = 0; i < views_.size(); ++i) {
     const auto& slot = layout_.slots()[i];
     Tensor view;
@@ -130,8 +143,8 @@ void Unit::create_gradient_views(DType dtype) {
 
 void Unit::zero_gradient_gaps() {
   for (const ElementRange& gap : layout_.gradient_gaps()) {
-    std::memset(gradients_->data() + static_cast<std::size_t>(gap.first) * size_of(gradient_dtype_), 0,
-                static_cast<std::size_t>(gap.count) * size_of(gradient_dtype_));
+    std::memset(gradients_->data() + static_cast<std::size_t>(gap.first) * size_of(gradient_dtype_),
+                0, static_cast<std::size_t>(gap.count) * size_of(gradient_dtype_));
   }
 }
 
@@ -164,18 +177,23 @@ Tensor& Unit::gradient_shard() {
   for (std::size_t i = 0; i < local_.size(); ++i) {
     const auto& slot = layout_.slots()[i];
     if (!slot.spec.trainable) continue;
-    const auto local = std::find_if(local_segments_.begin(), local_segments_.end(),
-                                    [&](const LocalSegment& l) { return l.segment == slot.segment; });
+    const auto local =
+        std::find_if(local_segments_.begin(), local_segments_.end(),
+                     [&](const LocalSegment& l) { return l.segment == slot.segment; });
     const ElementRange part = layout_.local_of(slot, shard_);
-    const std::int64_t at = part.count == 0 ? 0 : local->offset + slot.range.first + part.first - local->range.first;
-    local_[i].tensor.impl()->grad = Tensor::view_of(gradient_shard_.storage(), static_cast<std::size_t>(at) * size_of(dtype),
-                                                    {part.count}, dtype).impl();
+    const std::int64_t at =
+        part.count == 0 ? 0 : local->offset + slot.range.first + part.first - local->range.first;
+    local_[i].tensor.impl()->grad =
+        Tensor::view_of(gradient_shard_.storage(), static_cast<std::size_t>(at) * size_of(dtype),
+                        {part.count}, dtype)
+            .impl();
   }
   return gradient_shard_;
 }
 
 bool Unit::gradient_is_set() const {
-  return std::any_of(local_.begin(), local_.end(), [](const auto& p) { return p.tensor.impl()->grad_ready; });
+  return std::any_of(local_.begin(), local_.end(),
+                     [](const auto& p) { return p.tensor.impl()->grad_ready; });
 }
 
 void Unit::mark_gradient_set() {

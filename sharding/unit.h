@@ -1,6 +1,8 @@
-// One unit at run time: its master shard, the views that the module computes with, and the buffers they point into now.
+// One unit at run time: its master shard, the views that the module computes with, and the buffers
+// they point into now.
 //
-// States of the parameters: sharded -> gathering (a collective is under way) -> unsharded -> sharded.
+// States of the parameters: sharded -> gathering (a collective is under way) -> unsharded ->
+// sharded.
 #pragma once
 
 #include <memory>
@@ -18,10 +20,11 @@ enum class ParameterState : std::uint8_t { sharded, gathering, unsharded };
 
 class Unit {
  public:
-  // Takes the module's parameters: fills the master shard with this shard's part of their values (or draws it, for `meta`
-  // parameters) and puts views of a lent storage in their place.
-  Unit(std::string name, int index, nn::Module& root, const std::vector<nn::NamedParameter>& parameters,
-       const std::vector<ParameterSpec>& specs, int shards, int shard);
+  // Takes the module's parameters: fills the master shard with this shard's part of their values
+  // (or draws it, for `meta` parameters) and puts views of a lent storage in their place.
+  Unit(std::string name, int index, nn::Module& root,
+       const std::vector<nn::NamedParameter>& parameters, const std::vector<ParameterSpec>& specs,
+       int shards, int shard);
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;
 
@@ -32,13 +35,17 @@ class Unit {
   [[nodiscard]] bool is_root() const { return index_ == 0; }
   [[nodiscard]] bool has_gradient() const { return layout_.gradient_elements() > 0; }
 
-  // This rank's fp32 parameters and gradients, a tensor for each parameter (perhaps empty): what optimizers see.
+  // This rank's fp32 parameters and gradients, a tensor for each parameter (perhaps empty): what
+  // optimizers see.
   [[nodiscard]] const std::vector<nn::NamedParameter>& local_parameters() const { return local_; }
   [[nodiscard]] const std::vector<Tensor>& views() const { return views_; }
   [[nodiscard]] std::size_t master_bytes() const;
-  [[nodiscard]] std::size_t gradient_bytes() const { return gradient_shard_ ? gradient_shard_.bytes() : 0; }
+  [[nodiscard]] std::size_t gradient_bytes() const {
+    return gradient_shard_ ? gradient_shard_.bytes() : 0;
+  }
 
-  // Whether the master shard itself serves as the unsharded parameters (one shard, nothing to cast): never gathered.
+  // Whether the master shard itself serves as the unsharded parameters (one shard, nothing to
+  // cast): never gathered.
   [[nodiscard]] bool computes_on_master() const { return computes_on_master_; }
   // Writes this shard's share of the flat buffer, cast to the compute dtype.
   void write_share(std::byte* share) const;
@@ -53,7 +60,8 @@ class Unit {
   [[nodiscard]] std::size_t gradient_buffer_bytes() const {
     return static_cast<std::size_t>(layout_.gradient_elements()) * size_of(gradient_dtype_);
   }
-  // Zeroes what no parameter covers, and parameters that got no gradient; marks the views as without gradient again.
+  // Zeroes what no parameter covers, and parameters that got no gradient; marks the views as
+  // without gradient again.
   void zero_gradient_gaps();
   void complete_gradient();
   // Where this shard's sums go.
@@ -66,24 +74,24 @@ class Unit {
   [[nodiscard]] std::int64_t local_gradient_elements() const { return local_gradient_elements_; }
   struct LocalSegment {
     int segment;
-    ElementRange range;    // in the segment
-    std::int64_t offset;   // in the local gradient
+    ElementRange range;   // in the segment
+    std::int64_t offset;  // in the local gradient
   };
   [[nodiscard]] const std::vector<LocalSegment>& local_segments() const { return local_segments_; }
 
   // What the runtime keeps of the unit.
   ParameterState state = ParameterState::sharded;
-  std::shared_ptr<comm::Buffer> parameter_buffer;           // while gathering or unsharded
-  std::shared_ptr<comm::Buffer> own_parameter_buffer;       // of units that do not share the pool
+  std::shared_ptr<comm::Buffer> parameter_buffer;      // while gathering or unsharded
+  std::shared_ptr<comm::Buffer> own_parameter_buffer;  // of units that do not share the pool
   Event gathered;
-  std::shared_ptr<comm::Buffer> gradient_buffer;            // while backward writes into it
+  std::shared_ptr<comm::Buffer> gradient_buffer;  // while backward writes into it
   std::shared_ptr<comm::Buffer> own_gradient_buffer;
-  Event gradient_writable;                                  // of own_gradient_buffer
-  std::shared_ptr<comm::Buffer> unsynchronised;             // fp32 sums of no_sync passes
+  Event gradient_writable;                       // of own_gradient_buffer
+  std::shared_ptr<comm::Buffer> unsynchronised;  // fp32 sums of no_sync passes
   Event unsynchronised_writable;
   bool unsynchronised_is_set = false;
-  int pending_backwards = 0;                                // forward calls whose backward has not come yet
-  int pinned = 0;                                           // unsharded() scopes
+  int pending_backwards = 0;  // forward calls whose backward has not come yet
+  int pinned = 0;             // unsharded() scopes
 
  private:
   void fill_master(const std::vector<nn::NamedParameter>& parameters);

@@ -17,7 +17,8 @@ Tensor take_rows(const Tensor& source, const std::vector<std::int64_t>& rows) {
   Tensor out = Tensor::empty(shape, source.dtype());
   const std::size_t row_bytes = source.bytes() / static_cast<std::size_t>(source.size(0));
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    std::memcpy(out.data() + i * row_bytes, source.data() + static_cast<std::size_t>(rows[i]) * row_bytes, row_bytes);
+    std::memcpy(out.data() + i * row_bytes,
+                source.data() + static_cast<std::size_t>(rows[i]) * row_bytes, row_bytes);
   }
   return out;
 }
@@ -55,7 +56,8 @@ TensorLoader::Iterator TensorLoader::begin() {
   if (options_.shuffle) {
     order_.resize(static_cast<std::size_t>(dataset_.inputs.size(0)));
     std::iota(order_.begin(), order_.end(), 0);
-    const kernels::RandomKey key{options_.seed, shuffle_stream + static_cast<std::uint64_t>(epoch_)};
+    const kernels::RandomKey key{options_.seed,
+                                 shuffle_stream + static_cast<std::uint64_t>(epoch_)};
     for (std::size_t i = order_.size(); i > 1; --i) {  // Fisher-Yates
       const auto words = kernels::philox(key, i);
       const std::uint64_t draw = (static_cast<std::uint64_t>(words[0]) << 32) | words[1];
@@ -76,8 +78,8 @@ std::pair<Tensor, Tensor> TensorLoader::batch(std::int64_t step) {
   for (std::int64_t i = 0; i < options_.batch_size; ++i) rows.push_back(sample(first + i));
   real_samples_ = std::clamp<std::int64_t>(dataset_.inputs.size(0) - first, 0, options_.batch_size);
   const std::int64_t passed = epoch_ * steps_per_epoch() + step;
-  begin_batch({static_cast<std::uint64_t>(passed), (passed * world_size_ + rank_) * options_.batch_size,
-               options_.batch_size});
+  begin_batch({static_cast<std::uint64_t>(passed),
+               (passed * world_size_ + rank_) * options_.batch_size, options_.batch_size});
   return {take_rows(dataset_.inputs, rows), take_rows(dataset_.targets, rows)};
 }
 

@@ -19,11 +19,12 @@ struct TensorLoaderOptions {
   std::int64_t batch_size = 1;  // samples of one rank in a step
   bool shuffle = false;
   std::uint64_t seed = 0;
-  bool drop_last = false;       // else the last batches of an epoch are filled up with the epoch's first samples
+  bool drop_last =
+      false;  // else the last batches of an epoch are filled up with the epoch's first samples
 };
 
-// Iterating is one epoch; each begin() after the first is the next epoch. Telling the generator where the batch lies (engine/random.h)
-// is part of taking one.
+// Iterating is one epoch; each begin() after the first is the next epoch. Telling the generator
+// where the batch lies (engine/random.h) is part of taking one.
 class TensorLoader {
  public:
   TensorLoader(TensorDataset dataset, const TensorLoaderOptions& options);

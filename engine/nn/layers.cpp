@@ -21,14 +21,18 @@ LinearImpl::LinearImpl(std::int64_t in, std::int64_t out, const LinearOptions& o
   }
 }
 
-Tensor LinearImpl::forward(const Tensor& x) const { return linear(x, weight(), bias(), layout()); }
+Tensor LinearImpl::forward(const Tensor& x) const {
+  return linear(x, weight(), bias(), layout());
+}
 
 EmbeddingImpl::EmbeddingImpl(std::int64_t entries, std::int64_t dim, double deviation) {
   TESSERA_REQUIRE(entries > 0 && dim > 0, "Embedding of {} entries of size {}", entries, dim);
   register_parameter("weight", make_parameter({entries, dim}, normal(0, deviation)));
 }
 
-Tensor EmbeddingImpl::forward(const Tensor& ids) const { return embedding(ids, weight()); }
+Tensor EmbeddingImpl::forward(const Tensor& ids) const {
+  return embedding(ids, weight());
+}
 
 LayerNormImpl::LayerNormImpl(std::int64_t dim, double eps) : eps_(eps) {
   register_parameter("weight", make_parameter({dim}, constant(1)));
@@ -60,6 +64,8 @@ DropoutImpl::DropoutImpl(double p) : p_(p) {
   TESSERA_REQUIRE(p >= 0 && p < 1, "Dropout probability {} is not in [0, 1)", p);
 }
 
-Tensor DropoutImpl::forward(const Tensor& x) const { return dropout(x, probability()); }
+Tensor DropoutImpl::forward(const Tensor& x) const {
+  return dropout(x, probability());
+}
 
 }  // namespace tessera::nn

@@ -11,7 +11,8 @@ namespace tessera::nn {
 struct LinearOptions {
   bool bias = true;
   WeightLayout layout = WeightLayout::out_in;
-  // Undefined deviation (0): torch.nn.Linear's uniform in +-1/sqrt(in); else normal weights and zero bias.
+  // Undefined deviation (0): torch.nn.Linear's uniform in +-1/sqrt(in); else normal weights and
+  // zero bias.
   double deviation = 0;
 };
 

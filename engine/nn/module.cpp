@@ -107,13 +107,17 @@ void Module::add_child(const std::string& name, std::shared_ptr<Module> child) {
   children_.emplace_back(name, std::move(child));
 }
 
-DType default_parameter_dtype() { return parameter_dtype; }
+DType default_parameter_dtype() {
+  return parameter_dtype;
+}
 
 ParameterDTypeGuard::ParameterDTypeGuard(DType dtype) : previous_(parameter_dtype) {
   TESSERA_REQUIRE(is_floating(dtype), "parameters cannot be {}", name_of(dtype));
   parameter_dtype = dtype;
 }
-ParameterDTypeGuard::~ParameterDTypeGuard() { parameter_dtype = previous_; }
+ParameterDTypeGuard::~ParameterDTypeGuard() {
+  parameter_dtype = previous_;
+}
 
 Tensor make_parameter(const Shape& shape, Initializer initializer, DType dtype) {
   initializer.seed = current_seed();

@@ -1,9 +1,11 @@
 // Modules: named parameters and children, as in libtorch.
 //
 //   struct BlockImpl : nn::Module { BlockImpl(...); Tensor forward(const Tensor& x); };
-//   TESSERA_MODULE(Block);      // Block is a handle: Block(...) makes one, block(x) calls forward with hooks
+//   TESSERA_MODULE(Block);      // Block is a handle: Block(...) makes one, block(x) calls forward
+//   with hooks
 //
-// A root module may also be an ordinary object (`struct Net : nn::Module`), called as net.forward(x).
+// A root module may also be an ordinary object (`struct Net : nn::Module`), called as
+// net.forward(x).
 #pragma once
 
 #include <functional>
@@ -21,7 +23,8 @@ namespace tessera::nn {
 
 class Module;
 
-// A parameter under its full name ("h.0.attn.c_attn.weight"). `shape` is the logical shape, also where `tensor` is one rank's shard.
+// A parameter under its full name ("h.0.attn.c_attn.weight"). `shape` is the logical shape, also
+// where `tensor` is one rank's shard.
 struct NamedParameter {
   std::string name;
   Tensor tensor;
@@ -35,13 +38,17 @@ class Module {
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
-  // Depth first in the order of registration. A parameter that is registered twice (tied) comes once, under its first name.
+  // Depth first in the order of registration. A parameter that is registered twice (tied) comes
+  // once, under its first name.
   [[nodiscard]] std::vector<NamedParameter> named_parameters() const;
   [[nodiscard]] std::vector<NamedParameter> parameters() const { return named_parameters(); }
   // This module ("" first) and all below, each once.
   [[nodiscard]] std::vector<std::pair<std::string, Module*>> named_modules();
-  [[nodiscard]] const std::vector<std::pair<std::string, Tensor>>& own_parameters() const { return parameters_; }
-  [[nodiscard]] const std::vector<std::pair<std::string, std::shared_ptr<Module>>>& children() const {
+  [[nodiscard]] const std::vector<std::pair<std::string, Tensor>>& own_parameters() const {
+    return parameters_;
+  }
+  [[nodiscard]] const std::vector<std::pair<std::string, std::shared_ptr<Module>>>& children()
+      const {
     return children_;
   }
 
@@ -52,14 +59,16 @@ class Module {
 
   // The class's name without namespaces and "Impl": what TRANSFORMER_BASED_WRAP names.
   [[nodiscard]] virtual std::string class_name() const;
-  // A module whose children's parameters are used outside the children's own forward (fused ops): wrap policies never cut below.
+  // A module whose children's parameters are used outside the children's own forward (fused ops):
+  // wrap policies never cut below.
   [[nodiscard]] virtual bool is_indivisible() const { return false; }
 
   // Set by sharding; one set of hooks a module.
   void set_hooks(std::shared_ptr<const ModuleHooks> hooks) { hooks_ = std::move(hooks); }
   [[nodiscard]] const std::shared_ptr<const ModuleHooks>& hooks() const { return hooks_; }
 
-  // Puts `tensor` in place of every registration of `old` in this tree (sharding swaps parameters for views).
+  // Puts `tensor` in place of every registration of `old` in this tree (sharding swaps parameters
+  // for views).
   void replace_parameter(const Tensor& old, const Tensor& tensor);
 
  protected:
@@ -90,7 +99,8 @@ class ModuleHandle {
   explicit ModuleHandle(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
   template <class... Args, class = std::enable_if_t<(sizeof...(Args) > 0)>,
             class = std::enable_if_t<std::is_constructible_v<Impl, Args...>>>
-  explicit ModuleHandle(Args&&... args) : impl_(std::make_shared<Impl>(std::forward<Args>(args)...)) {}
+  explicit ModuleHandle(Args&&... args)
+      : impl_(std::make_shared<Impl>(std::forward<Args>(args)...)) {}
 
   Impl* operator->() const { return impl_.get(); }
   Impl& operator*() const { return *impl_; }
@@ -110,10 +120,10 @@ class ModuleHandle {
   std::shared_ptr<Impl> impl_;
 };
 
-#define TESSERA_MODULE(Name)                                       \
-  class Name : public ::tessera::nn::ModuleHandle<Name##Impl> {    \
-   public:                                                         \
-    using ::tessera::nn::ModuleHandle<Name##Impl>::ModuleHandle;   \
+#define TESSERA_MODULE(Name)                                     \
+  class Name : public ::tessera::nn::ModuleHandle<Name##Impl> {  \
+   public:                                                       \
+    using ::tessera::nn::ModuleHandle<Name##Impl>::ModuleHandle; \
   }
 
 // The dtype of parameters that the calling thread makes: float32 unless a guard says otherwise.
@@ -130,11 +140,18 @@ class ParameterDTypeGuard {
   DType previous_;
 };
 
-// Makes a parameter on the thread's default device; on `meta` the values come when it is materialised.
+// Makes a parameter on the thread's default device; on `meta` the values come when it is
+// materialised.
 Tensor make_parameter(const Shape& shape, Initializer initializer,
                       DType dtype = default_parameter_dtype());
-inline Initializer constant(double value) { return {Initializer::Kind::constant, value, 0}; }
-inline Initializer uniform(double low, double high) { return {Initializer::Kind::uniform, low, high}; }
-inline Initializer normal(double mean, double deviation) { return {Initializer::Kind::normal, mean, deviation}; }
+inline Initializer constant(double value) {
+  return {Initializer::Kind::constant, value, 0};
+}
+inline Initializer uniform(double low, double high) {
+  return {Initializer::Kind::uniform, low, high};
+}
+inline Initializer normal(double mean, double deviation) {
+  return {Initializer::Kind::normal, mean, deviation};
+}
 
 }  // namespace tessera::nn

@@ -92,17 +92,16 @@ Tensor multiply(const Tensor& a, const Tensor& b) {
 Tensor divide(const Tensor& a, const Tensor& b) {
   const Broadcast shape = broadcast("divide", a, b);
   Tensor out = launch(BinaryOp::divide, a, b, shape);
-  autograd::record(
-      Op::divide, {a, b}, {out},
-      [a, b, shape](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-        const Tensor da = launch(BinaryOp::divide, dout[0], b, shape);
-        if (sink.wants(1)) {  // -dout * a / b^2
-          Tensor db = launch(BinaryOp::multiply, da, a, {1, a.elements()});
-          db = scaled(launch(BinaryOp::divide, db, b, shape), -1.0);
-          reduce_to(sink, 1, db, shape);
-        }
-        sink.add(0, da);
-      });
+  autograd::record(Op::divide, {a, b}, {out},
+                   [a, b, shape](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+                     const Tensor da = launch(BinaryOp::divide, dout[0], b, shape);
+                     if (sink.wants(1)) {  // -dout * a / b^2
+                       Tensor db = launch(BinaryOp::multiply, da, a, {1, a.elements()});
+                       db = scaled(launch(BinaryOp::divide, db, b, shape), -1.0);
+                       reduce_to(sink, 1, db, shape);
+                     }
+                     sink.add(0, da);
+                   });
   return out;
 }
 

@@ -68,13 +68,16 @@ struct Forward {
 
 Forward forward(const Projections& p, const kernels::AttentionShape& shape, const Tensor& mask) {
   const Device device = p.q.device();
-  Forward result{Tensor::empty({shape.batch, shape.query_length, shape.out_stride}, shape.dtype, device),
-                 Tensor::empty({shape.batch, shape.heads, shape.query_length},
-                               shape.dtype == float64 ? float64 : float32, device)};
+  Forward result{
+      Tensor::empty({shape.batch, shape.query_length, shape.out_stride}, shape.dtype, device),
+      Tensor::empty({shape.batch, shape.heads, shape.query_length},
+                    shape.dtype == float64 ? float64 : float32, device)};
   kernels::AttentionForward arguments{shape, nullptr, nullptr, nullptr, nullptr, nullptr};
   if (!device.is_meta()) {
-    arguments = {shape, p.q_data(), p.k_data(), p.v_data(), result.out.data(), result.log_sum_exp.data()};
-    if (mask.defined()) arguments.shape.key_mask = reinterpret_cast<const std::uint8_t*>(mask.data());
+    arguments = {shape,      p.q_data(),        p.k_data(),
+                 p.v_data(), result.out.data(), result.log_sum_exp.data()};
+    if (mask.defined())
+      arguments.shape.key_mask = reinterpret_cast<const std::uint8_t*>(mask.data());
   }
   TESSERA_LAUNCH(device, attention_forward, arguments);
   return result;
@@ -99,7 +102,8 @@ void backward(const Projections& p, const kernels::AttentionShape& shape, const 
 
 }  // namespace
 
-Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options) {
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                 const AttentionOptions& options) {
   check_heads(options);
   const std::int64_t key_heads = options.key_heads == 0 ? options.heads : options.key_heads;
   TESSERA_REQUIRE(q.dimensions() == 3 && k.dimensions() == 3 && k.shape() == v.shape() &&
@@ -110,24 +114,25 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Attent
                   q.shape().to_string(), k.shape().to_string(), v.shape().to_string(),
                   options.heads, key_heads);
   check_mask(options, q.size(0), k.size(1));
-  auto shape = attention_shape(options, q.size(0), q.size(1), k.size(1),
-                               q.size(2) / options.heads, q.dtype());
+  auto shape = attention_shape(options, q.size(0), q.size(1), k.size(1), q.size(2) / options.heads,
+                               q.dtype());
   shape.q_stride = q.size(2);
   shape.k_stride = shape.v_stride = k.size(2);
   const Projections inputs{q, k, v};
   const Forward result = forward(inputs, shape, options.key_mask);
   const Forward saved{result.out.detach(), result.log_sum_exp};
-  autograd::record(Op::attention, {q, k, v}, {result.out},
-                   [=, mask = options.key_mask](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-                     const auto like = [](const Tensor& t) {
-                       return Tensor::empty(t.shape(), t.dtype(), t.device());
-                     };
-                     const Projections gradients{like(q), like(k), like(v)};
-                     backward(inputs, shape, mask, saved, dout[0], gradients);
-                     sink.add(0, gradients.q);
-                     sink.add(1, gradients.k);
-                     sink.add(2, gradients.v);
-                   });
+  autograd::record(
+      Op::attention, {q, k, v}, {result.out},
+      [=, mask = options.key_mask](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        const auto like = [](const Tensor& t) {
+          return Tensor::empty(t.shape(), t.dtype(), t.device());
+        };
+        const Projections gradients{like(q), like(k), like(v)};
+        backward(inputs, shape, mask, saved, dout[0], gradients);
+        sink.add(0, gradients.q);
+        sink.add(1, gradients.k);
+        sink.add(2, gradients.v);
+      });
   return result.out;
 }
 
@@ -139,7 +144,8 @@ Tensor packed_attention(const Tensor& qkv, const AttentionOptions& options) {
                   qkv.shape().to_string(), options.heads, key_heads);
   check_mask(options, qkv.size(0), qkv.size(1));
   const std::int64_t head_dim = qkv.size(2) / (options.heads + 2 * key_heads);
-  auto shape = attention_shape(options, qkv.size(0), qkv.size(1), qkv.size(1), head_dim, qkv.dtype());
+  auto shape =
+      attention_shape(options, qkv.size(0), qkv.size(1), qkv.size(1), head_dim, qkv.dtype());
   shape.q_stride = shape.k_stride = shape.v_stride = qkv.size(2);
   const std::int64_t k_offset = options.heads * head_dim;
   const std::int64_t v_offset = k_offset + key_heads * head_dim;
@@ -162,8 +168,9 @@ Tensor rotary(const Tensor& x, std::int64_t heads, const Tensor& cosine, const T
                   "rotary: x of shape {} with {} heads", x.shape().to_string(), heads);
   const std::int64_t head_dim = x.size(2) / heads;
   TESSERA_REQUIRE(cosine.shape() == sine.shape() && cosine.dimensions() == 2 &&
-                      cosine.size(1) == head_dim / 2 && cosine.size(0) >= first_position + x.size(1) &&
-                      cosine.dtype() == float32 && sine.dtype() == float32,
+                      cosine.size(1) == head_dim / 2 &&
+                      cosine.size(0) >= first_position + x.size(1) && cosine.dtype() == float32 &&
+                      sine.dtype() == float32,
                   "rotary: tables of shape {} for positions {} to {} of head size {}",
                   cosine.shape().to_string(), first_position, first_position + x.size(1), head_dim);
   const auto rotate = [=](const Tensor& in, const Tensor& out, bool inverse) {

@@ -9,13 +9,13 @@ namespace tessera {
 Tensor unary(kernels::UnaryOp op, const Tensor& x) {
   Tensor out = Tensor::empty(x.shape(), x.dtype(), x.device());
   TESSERA_LAUNCH(x.device(), unary, {op, x.data(), out.data(), x.elements(), x.dtype()});
-  autograd::record(Op::unary, {x}, {out},
-                   [op, x](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-                     const auto [dx, accumulate] = sink.slot(0);
-                     TESSERA_LAUNCH(dx.device(), unary_backward,
-                                    {op, dout[0].data(), x.data(), dx.data(), x.elements(),
-                                     x.dtype(), accumulate});
-                   });
+  autograd::record(
+      Op::unary, {x}, {out}, [op, x](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        const auto [dx, accumulate] = sink.slot(0);
+        TESSERA_LAUNCH(
+            dx.device(), unary_backward,
+            {op, dout[0].data(), x.data(), dx.data(), x.elements(), x.dtype(), accumulate});
+      });
   return out;
 }
 
@@ -43,10 +43,9 @@ Tensor reshape(const Tensor& x, const Shape& shape) {
   TESSERA_REQUIRE(shape.elements() == x.elements(), "reshape of {} into {}", x.shape().to_string(),
                   shape.to_string());
   Tensor out = Tensor::view_of(x.storage(), x.impl()->offset, shape, x.dtype());
-  autograd::record(Op::reshape, {x}, {out},
-                   [](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-                     sink.add(0, dout[0]);
-                   });
+  autograd::record(
+      Op::reshape, {x}, {out},
+      [](std::vector<Tensor>& dout, autograd::GradientSink& sink) { sink.add(0, dout[0]); });
   return out;
 }
 
@@ -66,7 +65,9 @@ Tensor scaled_sum(const Tensor& x, double scale) {
 
 }  // namespace
 
-Tensor sum(const Tensor& x) { return scaled_sum(x, 1.0); }
+Tensor sum(const Tensor& x) {
+  return scaled_sum(x, 1.0);
+}
 
 Tensor mean(const Tensor& x) {
   TESSERA_REQUIRE(x.elements() > 0, "mean of an empty tensor");

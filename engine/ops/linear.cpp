@@ -70,8 +70,8 @@ void input_gradient(const LinearShape& s, const Tensor& dout, const Tensor& weig
 
 void weight_gradient(const LinearShape& s, const Tensor& x, const Tensor& dout,
                      const autograd::GradientSink::Slot& dw) {
-  const Tensor& left = s.transposed() ? dout : x;    // rows of the weight
-  const Tensor& right = s.transposed() ? x : dout;   // columns of the weight
+  const Tensor& left = s.transposed() ? dout : x;   // rows of the weight
+  const Tensor& right = s.transposed() ? x : dout;  // columns of the weight
   const std::int64_t m = s.transposed() ? s.out : s.in;
   const std::int64_t n = s.transposed() ? s.in : s.out;
   TESSERA_LAUNCH(x.device(), matmul,
@@ -173,32 +173,30 @@ Tensor bias_gelu_linear(const Tensor& x, const Tensor& bias_in, const Tensor& we
   const LinearShape s = linear_shape("bias_gelu_linear", x, weight, bias, layout);
   TESSERA_REQUIRE(x.dtype() == s.dtype, "bias_gelu_linear: x of {} and weight of {}",
                   name_of(x.dtype()), name_of(s.dtype));
-  const auto bias_data = [bias_in] {
-    return bias_in.defined() ? bias_in.data() : nullptr;
-  };
+  const auto bias_data = [bias_in] { return bias_in.defined() ? bias_in.data() : nullptr; };
   Tensor activated = Tensor::empty(x.shape(), s.dtype, x.device());
   TESSERA_LAUNCH(x.device(), bias_gelu,
                  {x.data(), bias_data(), activated.data(), s.rows, s.in, exact, s.dtype});
   Tensor out = Tensor::empty(with_last(x.shape(), s.out), s.dtype, x.device());
   product(s, activated, weight, bias, out);
-  autograd::record(
-      Op::bias_gelu_linear, {x, bias_in, weight, bias}, {out},
-      [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-        if (sink.wants(3)) bias_gradient(s, dout[0], sink.slot(3));
-        Tensor dh = Tensor::empty(x.shape(), s.dtype, x.device());
-        input_gradient(s, dout[0], weight, {dh, false});
-        Tensor h = sink.wants(2) ? Tensor::empty(x.shape(), s.dtype, x.device()) : Tensor{};
-        TESSERA_LAUNCH(x.device(), bias_gelu_backward,
-                       {dh.data(), x.data(), bias_data(), dh.data(), h ? h.data() : nullptr, s.rows,
-                        s.in, exact, s.dtype});
-        if (sink.wants(2)) weight_gradient(s, h, dout[0], sink.slot(2));
-        if (sink.wants(1)) {
-          const auto [db, accumulate] = sink.slot(1);
-          TESSERA_LAUNCH(dh.device(), sum_rows,
-                         {dh.data(), db.data(), s.rows, s.in, s.dtype, accumulate});
-        }
-        sink.add(0, dh);
-      });
+  autograd::record(Op::bias_gelu_linear, {x, bias_in, weight, bias}, {out},
+                   [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+                     if (sink.wants(3)) bias_gradient(s, dout[0], sink.slot(3));
+                     Tensor dh = Tensor::empty(x.shape(), s.dtype, x.device());
+                     input_gradient(s, dout[0], weight, {dh, false});
+                     Tensor h =
+                         sink.wants(2) ? Tensor::empty(x.shape(), s.dtype, x.device()) : Tensor{};
+                     TESSERA_LAUNCH(x.device(), bias_gelu_backward,
+                                    {dh.data(), x.data(), bias_data(), dh.data(),
+                                     h ? h.data() : nullptr, s.rows, s.in, exact, s.dtype});
+                     if (sink.wants(2)) weight_gradient(s, h, dout[0], sink.slot(2));
+                     if (sink.wants(1)) {
+                       const auto [db, accumulate] = sink.slot(1);
+                       TESSERA_LAUNCH(dh.device(), sum_rows,
+                                      {dh.data(), db.data(), s.rows, s.in, s.dtype, accumulate});
+                     }
+                     sink.add(0, dh);
+                   });
   return out;
 }
 
@@ -210,26 +208,25 @@ Tensor swiglu_linear(const Tensor& gate, const Tensor& up, const Tensor& weight,
                   gate.shape().to_string(), name_of(up.dtype()), up.shape().to_string(),
                   name_of(s.dtype));
   Tensor activated = Tensor::empty(gate.shape(), s.dtype, gate.device());
-  TESSERA_LAUNCH(
-      gate.device(), swiglu,
-      {gate.data(), up.data(), activated.data(), s.rows, s.in, s.in, s.in, s.dtype});
+  TESSERA_LAUNCH(gate.device(), swiglu,
+                 {gate.data(), up.data(), activated.data(), s.rows, s.in, s.in, s.in, s.dtype});
   Tensor out = Tensor::empty(with_last(gate.shape(), s.out), s.dtype, gate.device());
   product(s, activated, weight, {}, out);
-  autograd::record(
-      Op::swiglu_linear, {gate, up, weight}, {out},
-      [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-        Tensor dh = Tensor::empty(gate.shape(), s.dtype, gate.device());
-        input_gradient(s, dout[0], weight, {dh, false});
-        Tensor dgate = Tensor::empty(gate.shape(), s.dtype, gate.device());
-        Tensor dup = Tensor::empty(gate.shape(), s.dtype, gate.device());
-        Tensor h = sink.wants(2) ? Tensor::empty(gate.shape(), s.dtype, gate.device()) : Tensor{};
-        TESSERA_LAUNCH(gate.device(), swiglu_backward,
-                       {dh.data(), gate.data(), up.data(), dgate.data(), dup.data(),
-                        h ? h.data() : nullptr, s.rows, s.in, s.in, s.in, s.dtype});
-        if (sink.wants(2)) weight_gradient(s, h, dout[0], sink.slot(2));
-        sink.add(0, dgate);
-        sink.add(1, dup);
-      });
+  autograd::record(Op::swiglu_linear, {gate, up, weight}, {out},
+                   [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+                     Tensor dh = Tensor::empty(gate.shape(), s.dtype, gate.device());
+                     input_gradient(s, dout[0], weight, {dh, false});
+                     Tensor dgate = Tensor::empty(gate.shape(), s.dtype, gate.device());
+                     Tensor dup = Tensor::empty(gate.shape(), s.dtype, gate.device());
+                     Tensor h = sink.wants(2) ? Tensor::empty(gate.shape(), s.dtype, gate.device())
+                                              : Tensor{};
+                     TESSERA_LAUNCH(gate.device(), swiglu_backward,
+                                    {dh.data(), gate.data(), up.data(), dgate.data(), dup.data(),
+                                     h ? h.data() : nullptr, s.rows, s.in, s.in, s.in, s.dtype});
+                     if (sink.wants(2)) weight_gradient(s, h, dout[0], sink.slot(2));
+                     sink.add(0, dgate);
+                     sink.add(1, dup);
+                   });
   return out;
 }
 

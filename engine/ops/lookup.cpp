@@ -9,8 +9,8 @@ namespace tessera {
 namespace {
 
 void check_ids(const char* op, const Tensor& ids) {
-  TESSERA_REQUIRE(ids.dtype() == int32 || ids.dtype() == int64, "{}: ids of {}; int32 or int64 wanted",
-                  op, name_of(ids.dtype()));
+  TESSERA_REQUIRE(ids.dtype() == int32 || ids.dtype() == int64,
+                  "{}: ids of {}; int32 or int64 wanted", op, name_of(ids.dtype()));
 }
 
 }  // namespace
@@ -50,8 +50,9 @@ Tensor dropout(const Tensor& x, double p) {
   const std::int64_t first = position.first_sample * (x.elements() / samples);
   const auto key = next_dropout_key();
   const auto run = [=, p = static_cast<float>(p)](const Tensor& in, const Tensor& out) {
-    TESSERA_LAUNCH(in.device(), dropout,
-                   {in.data(), nullptr, out.data(), in.elements(), first, in.dtype(), key, p, false});
+    TESSERA_LAUNCH(
+        in.device(), dropout,
+        {in.data(), nullptr, out.data(), in.elements(), first, in.dtype(), key, p, false});
   };
   Tensor out = Tensor::empty(x.shape(), x.dtype(), x.device());
   run(x, out);
@@ -94,8 +95,8 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, std::int64_t i
   autograd::record(
       Op::cross_entropy, {logits}, {loss},
       // The logits are overwritten by their gradient when nobody else holds them.
-      [saved = logits.detach(), weak = std::weak_ptr(logits.impl()), targets, log_sum_exp, rows, vocabulary,
-       ignore, scale](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+      [saved = logits.detach(), weak = std::weak_ptr(logits.impl()), targets, log_sum_exp, rows,
+       vocabulary, ignore, scale](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
         const double outer = dout[0].is_meta() ? 1.0 : dout[0].item();
         const bool in_place = weak.expired() && saved.storage().use_count() == 1;
         Tensor dlogits =

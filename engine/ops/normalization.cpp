@@ -7,7 +7,9 @@
 namespace tessera {
 namespace {
 
-std::byte* address(const Tensor& tensor) { return tensor.defined() ? tensor.data() : nullptr; }
+std::byte* address(const Tensor& tensor) {
+  return tensor.defined() ? tensor.data() : nullptr;
+}
 
 struct Norm {
   Tensor sum;  // undefined without residual
@@ -21,15 +23,15 @@ Norm norm(const Tensor& x, const Tensor& residual, const Tensor& gamma, const Te
   const std::int64_t dim = x.size(-1);
   const std::int64_t rows = dim == 0 ? 0 : x.elements() / dim;
   for (const Tensor& parameter : {gamma, beta}) {
-    TESSERA_REQUIRE(!parameter.defined() ||
-                        (parameter.elements() == dim && parameter.dtype() == x.dtype()),
-                    "{}: parameter of {} {} for x of {} {}", name, name_of(parameter.dtype()),
-                    parameter.shape().to_string(), name_of(x.dtype()), x.shape().to_string());
+    TESSERA_REQUIRE(
+        !parameter.defined() || (parameter.elements() == dim && parameter.dtype() == x.dtype()),
+        "{}: parameter of {} {} for x of {} {}", name, name_of(parameter.dtype()),
+        parameter.shape().to_string(), name_of(x.dtype()), x.shape().to_string());
   }
-  TESSERA_REQUIRE(!residual.defined() ||
-                      (residual.shape() == x.shape() && residual.dtype() == x.dtype()),
-                  "{}: residual of shape {} for x of shape {}", name, residual.shape().to_string(),
-                  x.shape().to_string());
+  TESSERA_REQUIRE(
+      !residual.defined() || (residual.shape() == x.shape() && residual.dtype() == x.dtype()),
+      "{}: residual of shape {} for x of shape {}", name, residual.shape().to_string(),
+      x.shape().to_string());
   const DType statistics = x.dtype() == float64 ? float64 : float32;
   const Device device = x.device();
   Norm result{residual.defined() ? Tensor::empty(x.shape(), x.dtype(), device) : Tensor{},
@@ -38,12 +40,13 @@ Norm norm(const Tensor& x, const Tensor& residual, const Tensor& gamma, const Te
   const Tensor rstd = Tensor::empty({rows}, statistics, device);
   TESSERA_LAUNCH(device, norm_forward,
                  {x.data(), address(residual), address(gamma), address(beta), address(result.sum),
-                  result.out.data(), address(mean), rstd.data(), rows, dim,
-                  static_cast<float>(eps), rms, x.dtype()});
-  // The saved input is the rounded sum where there is one. detach(): the node must not own its own output.
+                  result.out.data(), address(mean), rstd.data(), rows, dim, static_cast<float>(eps),
+                  rms, x.dtype()});
+  // The saved input is the rounded sum where there is one. detach(): the node must not own its own
+  // output.
   const Tensor input = residual.defined() ? result.sum.detach() : x;
-  const auto backward = [=](const Tensor& dsum, const Tensor& dout,
-                            autograd::GradientSink& sink, int gamma_input) {
+  const auto backward = [=](const Tensor& dsum, const Tensor& dout, autograd::GradientSink& sink,
+                            int gamma_input) {
     Tensor dx = Tensor::empty(input.shape(), input.dtype(), device);
     autograd::GradientSink::Slot dgamma;
     autograd::GradientSink::Slot dbeta;
@@ -59,7 +62,8 @@ Norm norm(const Tensor& x, const Tensor& residual, const Tensor& gamma, const Te
     autograd::record(Op::add_norm, {x, residual, gamma, beta}, {result.sum, result.out},
                      [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
                        // Only the sum was used: its gradient passes through.
-                       const Tensor dx = dout[1].defined() ? backward(dout[0], dout[1], sink, 2) : dout[0];
+                       const Tensor dx =
+                           dout[1].defined() ? backward(dout[0], dout[1], sink, 2) : dout[0];
                        sink.add(0, dx);
                        sink.add(1, dx);
                      });

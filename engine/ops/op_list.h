@@ -1,4 +1,5 @@
-// Every differentiable op, by name. tests/engine/gradient_check_test.cpp fails for one that no gradient check reaches.
+// Every differentiable op, by name. tests/engine/gradient_check_test.cpp fails for one that no
+// gradient check reaches.
 #pragma once
 
 #include <cstdint>

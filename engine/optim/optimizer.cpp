@@ -5,16 +5,19 @@
 
 namespace tessera::optim {
 
-bool decay_matrices(const nn::NamedParameter& parameter) { return parameter.shape.dimensions() >= 2; }
+bool decay_matrices(const nn::NamedParameter& parameter) {
+  return parameter.shape.dimensions() >= 2;
+}
 
 Optimizer::Optimizer(std::vector<nn::NamedParameter> parameters)
     : parameters_(std::move(parameters)), states_(parameters_.size()), steps_(parameters_.size()) {
   TESSERA_REQUIRE(!parameters_.empty(), "an optimizer needs parameters");
   for (const auto& [name, tensor, shape] : parameters_) {
-    TESSERA_REQUIRE(tensor.dtype() == float32 || tensor.dtype() == float64,
-                    "optimizers update fp32 parameters; {} is {}: shard the module with param_dtype "
-                    "instead, which keeps fp32 masters",
-                    name, name_of(tensor.dtype()));
+    TESSERA_REQUIRE(
+        tensor.dtype() == float32 || tensor.dtype() == float64,
+        "optimizers update fp32 parameters; {} is {}: shard the module with param_dtype "
+        "instead, which keeps fp32 masters",
+        name, name_of(tensor.dtype()));
   }
 }
 

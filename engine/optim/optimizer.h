@@ -1,5 +1,5 @@
-// Optimizers over fp32 parameters (an unsharded module's, or one rank's shards: the update is element-wise, so both
-// give the same bits). State is made at the first step that sees a gradient.
+// Optimizers over fp32 parameters (an unsharded module's, or one rank's shards: the update is
+// element-wise, so both give the same bits). State is made at the first step that sees a gradient.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,8 @@ namespace tessera::optim {
 
 using ParameterFilter = std::function<bool(const nn::NamedParameter&)>;
 
-// Weight decay for matrices and tables, none for biases and norms: the usual choice for transformers.
+// Weight decay for matrices and tables, none for biases and norms: the usual choice for
+// transformers.
 bool decay_matrices(const nn::NamedParameter& parameter);
 
 class Optimizer {
@@ -24,7 +25,8 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // Updates every parameter that has a gradient. Parameters without one are left alone, state and all.
+  // Updates every parameter that has a gradient. Parameters without one are left alone, state and
+  // all.
   void step();
   void zero_grad();
 
@@ -32,7 +34,8 @@ class Optimizer {
   void set_learning_rate(double value) { learning_rate_ = value; }
   [[nodiscard]] const std::vector<nn::NamedParameter>& parameters() const { return parameters_; }
 
-  // The names of the state tensors that go with each parameter ("exp_avg"); each has the parameter's local shape.
+  // The names of the state tensors that go with each parameter ("exp_avg"); each has the
+  // parameter's local shape.
   [[nodiscard]] virtual std::vector<std::string> state_names() const = 0;
   // State tensor `name` of parameter `index`, made (zero) when absent: for saving and loading.
   Tensor state(std::size_t index, const std::string& name);

@@ -12,11 +12,11 @@ double Schedule::at(std::int64_t step) const {
     return peak * static_cast<double>(step + 1) / static_cast<double>(warmup_steps);
   }
   if (kind == ScheduleKind::constant || decay_steps <= warmup_steps) return peak;
-  const double progress =
-      std::min(1.0, static_cast<double>(step - warmup_steps) /
-                        static_cast<double>(decay_steps - warmup_steps));
-  const double share =
-      kind == ScheduleKind::linear ? 1.0 - progress : 0.5 * (1.0 + std::cos(std::numbers::pi * progress));
+  const double progress = std::min(1.0, static_cast<double>(step - warmup_steps) /
+                                            static_cast<double>(decay_steps - warmup_steps));
+  const double share = kind == ScheduleKind::linear
+                           ? 1.0 - progress
+                           : 0.5 * (1.0 + std::cos(std::numbers::pi * progress));
   return minimum + (peak - minimum) * share;
 }
 

@@ -39,13 +39,17 @@ struct Float16 {
 constexpr std::size_t size_of(DType dtype) {
   switch (dtype) {
     case DType::float32:
-    case DType::int32: return 4;
+    case DType::int32:
+      return 4;
     case DType::bfloat16:
-    case DType::float16: return 2;
+    case DType::float16:
+      return 2;
     case DType::float64:
-    case DType::int64: return 8;
+    case DType::int64:
+      return 8;
     case DType::uint8:
-    case DType::boolean: return 1;
+    case DType::boolean:
+      return 1;
   }
   return 0;
 }
@@ -57,14 +61,22 @@ constexpr bool is_floating(DType dtype) {
 
 constexpr std::string_view name_of(DType dtype) {
   switch (dtype) {
-    case DType::float32: return "float32";
-    case DType::bfloat16: return "bfloat16";
-    case DType::float16: return "float16";
-    case DType::float64: return "float64";
-    case DType::int32: return "int32";
-    case DType::int64: return "int64";
-    case DType::uint8: return "uint8";
-    case DType::boolean: return "boolean";
+    case DType::float32:
+      return "float32";
+    case DType::bfloat16:
+      return "bfloat16";
+    case DType::float16:
+      return "float16";
+    case DType::float64:
+      return "float64";
+    case DType::int32:
+      return "int32";
+    case DType::int64:
+      return "int64";
+    case DType::uint8:
+      return "uint8";
+    case DType::boolean:
+      return "boolean";
   }
   return "unknown";
 }

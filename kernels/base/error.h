@@ -48,24 +48,24 @@ std::string describe_errno(const char* call, int error_number);
 }  // namespace tessera
 
 // Run-time condition that input or environment can break.
-#define TESSERA_CHECK(condition, code, ...)                        \
-  do {                                                             \
-    if (!(condition)) ::tessera::fail((code), __VA_ARGS__);        \
+#define TESSERA_CHECK(condition, code, ...)                 \
+  do {                                                      \
+    if (!(condition)) ::tessera::fail((code), __VA_ARGS__); \
   } while (false)
 
 // Condition that only a programming error of the caller can break.
-#define TESSERA_REQUIRE(condition, ...)                            \
-  do {                                                             \
-    if (!(condition)) ::tessera::misuse(__VA_ARGS__);              \
+#define TESSERA_REQUIRE(condition, ...)               \
+  do {                                                \
+    if (!(condition)) ::tessera::misuse(__VA_ARGS__); \
   } while (false)
 
 // A system call that returns -1 on failure; yields the call's value.
-#define TESSERA_SYSTEM(call)                                                                \
-  ([&] {                                                                                    \
-    auto tessera_result_ = (call);                                                          \
-    if (tessera_result_ == static_cast<decltype(tessera_result_)>(-1)) {                    \
-      ::tessera::fail(::tessera::ErrorCode::runtime, "{}",                                  \
-                      ::tessera::describe_errno(#call, errno));                             \
-    }                                                                                       \
-    return tessera_result_;                                                                 \
+#define TESSERA_SYSTEM(call)                                             \
+  ([&] {                                                                 \
+    auto tessera_result_ = (call);                                       \
+    if (tessera_result_ == static_cast<decltype(tessera_result_)>(-1)) { \
+      ::tessera::fail(::tessera::ErrorCode::runtime, "{}",               \
+                      ::tessera::describe_errno(#call, errno));          \
+    }                                                                    \
+    return tessera_result_;                                              \
   }())

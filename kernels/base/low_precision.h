@@ -9,7 +9,9 @@
 
 namespace tessera {
 
-inline float to_float(float value) { return value; }
+inline float to_float(float value) {
+  return value;
+}
 inline float to_float(BFloat16 value) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16);
 }

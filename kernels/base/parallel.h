@@ -1,5 +1,5 @@
-// Compute threads inside a rank. One pool (OpenMP's, which oneDNN uses as well) so that element-wise
-// loops and matrix products never fight for cores.
+// Compute threads inside a rank. One pool (OpenMP's, which oneDNN uses as well) so that
+// element-wise loops and matrix products never fight for cores.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@
 namespace tessera {
 
 // Number of compute threads of the calling thread (a rank): per thread, never per process.
-// Default: TESSERA_NUM_THREADS, else OMP_NUM_THREADS, else 1 when ranks share the host, else all cores.
+// Default: TESSERA_NUM_THREADS, else OMP_NUM_THREADS, else 1 when ranks share the host, else all
+// cores.
 int compute_threads();
 void set_compute_threads(int threads);
 
@@ -17,10 +18,10 @@ void parallel_for_pool(std::int64_t begin, std::int64_t end, std::int64_t grain,
                        const std::function<void(std::int64_t, std::int64_t)>& body);
 }
 
-// Calls body(first, last) on disjoint ranges that cover [begin, end). Ranges are multiples of `grain`
-// except the last. With one thread, or one grain of work, body runs on the caller and nothing is
-// allocated. How the range is cut must never change a result: kernels that reduce cut their input
-// into fixed chunks and combine those in a fixed order.
+// Calls body(first, last) on disjoint ranges that cover [begin, end). Ranges are multiples of
+// `grain` except the last. With one thread, or one grain of work, body runs on the caller and
+// nothing is allocated. How the range is cut must never change a result: kernels that reduce cut
+// their input into fixed chunks and combine those in a fixed order.
 template <class Body>
 void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain, Body&& body) {
   if (end <= begin) return;

@@ -26,11 +26,11 @@ HWY_INLINE V Gelu(V x) {
 }
 
 template <bool exact, class V>
-HWY_INLINE ValueAndDerivative<V> GeluWithDerivative(V x) {
+HWY_INLINE V GeluDerivative(V x) {
   if constexpr (exact) {
-    return GeluErfWithDerivative(x);
+    return GeluErfDerivative(x);
   } else {
-    return GeluTanhWithDerivative(x);
+    return GeluTanhDerivative(x);
   }
 }
 
@@ -52,10 +52,9 @@ void BiasGeluBackwardRow(const T* dout, const T* x, const T* bias, T* dx, T* out
   ForEach<T>(n, [&](std::int64_t i, auto access) HWY_ATTR {
     auto input = access.Load(x + i);
     if (bias != nullptr) input = hn::Add(input, access.Load(bias + i));
-    const auto gelu = GeluWithDerivative<exact>(input);
-    const auto gradient = hn::Mul(access.Load(dout + i), gelu.derivative);
-    access.Store(gradient, dx + i);
-    if (out != nullptr) access.Store(gelu.value, out + i);
+    access.Store(hn::Mul(access.Load(dout + i), GeluDerivative<exact>(input)), dx + i);
+    // The forward's own expression: with recomputation or without, the bits are the same.
+    if (out != nullptr) access.Store(Gelu<exact>(input), out + i);
   });
 }
 
@@ -128,10 +127,11 @@ struct SwiGluBackwardRow {
       const auto g = access.Load(gate + i);
       const auto u = access.Load(up + i);
       const auto d = access.Load(dout + i);
-      const auto silu = SiluWithDerivative(g);
-      access.Store(hn::Mul(hn::Mul(d, u), silu.derivative), dgate + i);
-      access.Store(hn::Mul(d, silu.value), dup + i);
-      if (out != nullptr) access.Store(hn::Mul(silu.value, u), out + i);
+      // The forward's own expression: with recomputation or without, the bits are the same.
+      const auto silu = Silu(g);
+      access.Store(hn::Mul(hn::Mul(d, u), SiluDerivative(g)), dgate + i);
+      access.Store(hn::Mul(d, silu), dup + i);
+      if (out != nullptr) access.Store(hn::Mul(silu, u), out + i);
     });
   }
 };

@@ -103,9 +103,18 @@ class BackwardHead {
                      .n = columns,
                      .k = dim,
                      .transpose_b = true});
-    softmax_gradient_tile(plan_.tile(batch_, head, first, rows, key, columns, bias_), plan_.operand,
-                          scores_, gradients_, log_sum_exp_, delta_, probabilities_,
-                          score_gradients_);
+    const AttentionShape& s = plan_.shape;
+    AttentionTile tile = plan_.tile(batch_, head, first, rows, key, columns, bias_);
+    if (key == 0) {
+      tile.upcoming = plan_.rows_of_next_head({{arguments_.q, s.q_stride, false},
+                                               {arguments_.k, s.k_stride, true},
+                                               {arguments_.v, s.v_stride, true},
+                                               {arguments_.dout, s.out_stride, false},
+                                               {arguments_.out, s.out_stride, false}},
+                                              batch_, head, first, rows);
+    }
+    softmax_gradient_tile(tile, plan_.operand, scores_, gradients_, log_sum_exp_, delta_,
+                          probabilities_, score_gradients_);
     multiply(plan_, {.a = {probabilities_, columns},
                      .b = dout,
                      .c = dv_ + key * dim,

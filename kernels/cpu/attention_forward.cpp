@@ -84,8 +84,16 @@ class ForwardHead {
                      .n = columns,
                      .k = dim,
                      .transpose_b = true});
-    softmax_tile(plan_.tile(batch_, head_, first, rows, key, columns, bias_), plan_.operand,
-                 scores_, {.maximum = maximum_, .sum = sum_, .factor = factor_}, probabilities_);
+    const AttentionShape& s = plan_.shape;
+    AttentionTile tile = plan_.tile(batch_, head_, first, rows, key, columns, bias_);
+    if (key == 0) {
+      tile.upcoming = plan_.rows_of_next_head({{arguments_.q, s.q_stride, false},
+                                               {arguments_.k, s.k_stride, true},
+                                               {arguments_.v, s.v_stride, true}},
+                                              batch_, head_, first, rows);
+    }
+    softmax_tile(tile, plan_.operand, scores_,
+                 {.maximum = maximum_, .sum = sum_, .factor = factor_}, probabilities_);
     if (key > 0) scale_rows(plan_.operand, sums_, factor_, rows, dim);
     multiply(plan_, {.a = {probabilities_, columns},
                      .b = {element(v_.data, plan_.operand, key * v_.stride), v_.stride},

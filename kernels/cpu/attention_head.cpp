@@ -68,6 +68,28 @@ HeadRows AttentionPlan::keys(const void* base, std::int64_t stride, std::int64_t
           stride};
 }
 
+UpcomingRows AttentionPlan::rows_of_next_head(std::initializer_list<Tensor> tensors,
+                                              std::int64_t batch, std::int64_t head,
+                                              std::int64_t row, std::int64_t rows) const {
+  UpcomingRows upcoming;
+  const std::int64_t next = batch * shape.heads + head + 1;
+  if (next == shape.batch * shape.heads) return upcoming;
+  upcoming.bytes = shape.head_dim * static_cast<std::int64_t>(size_of(shape.dtype));
+  for (const Tensor& tensor : tensors) {
+    const std::int64_t length = tensor.of_keys ? shape.key_length : shape.query_length;
+    if (row + rows > length) continue;
+    const std::int64_t next_batch = next / shape.heads, next_head = next % shape.heads;
+    const HeadRows first = tensor.of_keys
+                               ? keys(tensor.base, tensor.row_stride, next_batch, next_head / group)
+                               : queries(tensor.base, tensor.row_stride, next_batch, next_head);
+    const auto at = static_cast<std::size_t>(upcoming.tensors++);
+    upcoming.first[at] =
+        static_cast<const std::byte*>(element(first.data, shape.dtype, row * first.stride));
+    upcoming.row_bytes[at] = first.stride * static_cast<std::int64_t>(size_of(shape.dtype));
+  }
+  return upcoming;
+}
+
 HeadRows AttentionPlan::widened(HeadRows rows, std::int64_t count, ScratchBuffer& buffer) const {
   if (shape.dtype == operand) return rows;
   auto* const wide = buffer.get<float>(count * shape.head_dim);

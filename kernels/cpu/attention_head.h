@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 
 #include "kernels/attention.h"
 #include "kernels/cpu/attention_tiles.h"
@@ -44,6 +45,16 @@ class AttentionPlan {
                                  std::int64_t head) const;
   [[nodiscard]] HeadRows keys(const void* base, std::int64_t stride, std::int64_t batch,
                               std::int64_t key_head) const;
+
+  // Rows from `row` on of the head after this one, in each of the tensors, as far as there are any.
+  struct Tensor {
+    const void* base;
+    std::int64_t row_stride;
+    bool of_keys;
+  };
+  [[nodiscard]] UpcomingRows rows_of_next_head(std::initializer_list<Tensor> tensors,
+                                               std::int64_t batch, std::int64_t head,
+                                               std::int64_t row, std::int64_t rows) const;
 
   // The same rows in the operands' type: in place, or widened into `buffer`.
   [[nodiscard]] HeadRows widened(HeadRows rows, std::int64_t count, ScratchBuffer& buffer) const;

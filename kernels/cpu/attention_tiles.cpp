@@ -11,6 +11,7 @@
 #include <cmath>
 #include <limits>
 
+#include "hwy/cache_control.h"
 #include "kernels/base/error.h"
 #include "kernels/cpu/philox-inl.h"
 #include "kernels/cpu/simd-inl.h"
@@ -29,6 +30,14 @@ inline constexpr C kInfinity = std::numeric_limits<C>::infinity();
 HWY_INLINE std::int64_t VisibleColumns(const AttentionTile& tile, std::int64_t row) {
   if (!tile.causal) return tile.columns;
   return std::clamp<std::int64_t>(tile.visible + row, 0, tile.columns);
+}
+
+HWY_INLINE void FetchUpcoming(const cpu::UpcomingRows& upcoming, std::int64_t row) {
+  for (int i = 0; i < upcoming.tensors; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    const std::byte* const from = upcoming.first[at] + row * upcoming.row_bytes[at];
+    for (std::int64_t line = 0; line < upcoming.bytes; line += 64) hwy::Prefetch(from + line);
+  }
 }
 
 // `value` where the draw keeps, zero elsewhere.
@@ -98,6 +107,7 @@ HWY_NOINLINE void SoftmaxRows(const AttentionTile& tile, const Compute<E>* score
   PhiloxWords<kDropout ? cpu::kMostTileColumns : 1> words;
   for (std::int64_t r = 0; r < tile.rows; ++r, scores += tile.columns, out += tile.columns) {
     const std::int64_t visible = VisibleColumns(tile, r);
+    FetchUpcoming(tile.upcoming, r);
     const ScaledScores<C, kBias> row{scores, static_cast<const C*>(tile.bias),
                                      hn::Set(d, static_cast<C>(tile.scale))};
     const C before = maximum[r];
@@ -139,6 +149,7 @@ HWY_NOINLINE void GradientRows(const AttentionTile& tile, const Compute<E>* scor
   PhiloxWords<kDropout ? cpu::kMostTileColumns : 1> words;
   for (std::int64_t r = 0; r < tile.rows; ++r) {
     const std::int64_t visible = VisibleColumns(tile, r);
+    FetchUpcoming(tile.upcoming, r);
     const std::int64_t offset = r * tile.columns;
     const ScaledScores<C, kBias> row{scores + offset, static_cast<const C*>(tile.bias), scale};
     const auto shift = hn::Set(d, log_sum_exp[r]);

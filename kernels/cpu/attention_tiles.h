@@ -3,6 +3,8 @@
 // next product are of the tile's type.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/base/dtype.h"
@@ -12,6 +14,17 @@ namespace tessera::kernels::cpu {
 
 // Most columns of a tile.
 inline constexpr std::int64_t kMostTileColumns = 512;
+
+// Rows of tensors that the next head will read, one a row of the tile, fetched into the cache
+// beside the arithmetic: a head's rows lie far apart, where the processor does not fetch ahead by
+// itself.
+struct UpcomingRows {
+  static constexpr int kMostTensors = 5;
+  std::array<const std::byte*, kMostTensors> first{};
+  std::array<std::int64_t, kMostTensors> row_bytes{};  // between rows
+  int tensors = 0;
+  std::int64_t bytes = 0;  // of a head in a row
+};
 
 // A tile holds the scores of some rows (queries) and columns (keys) of one head, `columns` elements
 // a row.
@@ -29,6 +42,7 @@ struct AttentionTile {
   double kept_scale = 1;                // 1 / (1 - dropout)
   RandomKey key{};
   std::int64_t first_draw = 0, draw_stride = 0;
+  UpcomingRows upcoming{};
 };
 
 // The running softmax of rows whose keys come tile by tile; arrays of one element a row.

@@ -33,10 +33,11 @@ using amx::kBlock;
 using amx::kDepth;
 using amx::kTileElements;
 
-// What is summed before partial sums go to memory, and how much of b is packed at once: it has to
-// stay in the second-level cache while the rows of a pass by.
-constexpr std::int64_t kDepthChunk = 4096;
-constexpr std::int64_t kPackedElements = 1 << 19;
+// Rows and k that are worked on at once, and how much of b is packed: the slice of b that belongs
+// to a chunk of k, the packed rows of a and their partial sums share the second-level cache.
+constexpr std::int64_t kGroupBlocks = 4;
+constexpr std::int64_t kDepthChunk = 512;
+constexpr std::int64_t kPackedElements = 1 << 20;
 
 std::int64_t round_up(std::int64_t value, std::int64_t step) {
   return (value + step - 1) / step * step;
@@ -78,75 +79,27 @@ class ConfiguredTiles {
   ConfiguredTiles& operator=(const ConfiguredTiles&) = delete;
 };
 
-// 32 rows of a over a chunk of k: two tiles of 16 rows for each 32 columns.
-struct BlockRows {
-  const std::uint16_t* upper;
-  const std::uint16_t* lower;
-  std::int64_t row_bytes;  // between rows of a tile
-  std::int64_t step;       // elements between the tiles of consecutive k
+// Sums of a block on their way to c.
+struct FinishedBlock {
+  const float* sums = nullptr;
+  std::int64_t stride = 0, row = 0, column = 0, rows = 0, columns = 0;
 };
 
-// c is written by the tile registers themselves where nothing else happens to an element.
-struct BlockSums {
-  float* sums;
-  std::int64_t stride;
-  bool add;  // to what is there
-};
-
-TESSERA_AMX void multiply_block(const BlockRows& a, const std::uint16_t* b,
-                                std::int64_t depth_blocks, const BlockSums& c) {
-  float* const right = c.sums + 16;
-  float* const below = c.sums + 16 * c.stride;
-  const std::int64_t c_bytes = c.stride * 4;
-  if (c.add) {
-    _tile_loadd(0, c.sums, c_bytes);
-    _tile_loadd(1, right, c_bytes);
-    _tile_loadd(2, below, c_bytes);
-    _tile_loadd(3, below + 16, c_bytes);
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  }
-  const std::uint16_t* upper = a.upper;
-  const std::uint16_t* lower = a.lower;
-  for (std::int64_t block = 0; block < depth_blocks; ++block) {
-    _tile_loadd(4, upper, a.row_bytes);
-    _tile_loadd(6, b, 64);
-    _tile_loadd(7, b + kTileElements, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(5, lower, a.row_bytes);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-    upper += a.step;
-    lower += a.step;
-    b += 2 * kTileElements;
-  }
-  _tile_stored(0, c.sums, c_bytes);
-  _tile_stored(1, right, c_bytes);
-  _tile_stored(2, below, c_bytes);
-  _tile_stored(3, below + 16, c_bytes);
-}
-
-// c = alpha * sums (+ c) (+ bias), for a block that may reach over c's edges. Whether c was in the
-// sums from the start is decided by the product's options alone, so that an edge rounds as the
-// interior does.
-TESSERA_AMX void finish_block(const Matmul& p, const float* sums, std::int64_t stride,
-                              std::int64_t row, std::int64_t column, std::int64_t rows,
-                              std::int64_t columns, bool add_c) {
+// c = alpha * sums (+ c) (+ bias), for some rows of a block that may reach over c's edges.
+TESSERA_AMX inline void finish_rows(const Matmul& p, const FinishedBlock& block, bool add_c,
+                                    std::int64_t first, std::int64_t last) {
   const __m512 alpha = _mm512_set1_ps(p.alpha);
-  for (std::int64_t j = 0; j < columns; j += 16) {
-    const auto mask = static_cast<__mmask16>((1u << std::min<std::int64_t>(16, columns - j)) - 1u);
+  for (std::int64_t j = 0; j < block.columns; j += 16) {
+    const auto mask =
+        static_cast<__mmask16>((1u << std::min<std::int64_t>(16, block.columns - j)) - 1u);
     __m512 bias = _mm512_setzero_ps();
     if (p.bias != nullptr) {
-      bias = amx::widen(
-          _mm256_maskz_loadu_epi16(mask, static_cast<const std::uint16_t*>(p.bias) + column + j));
+      bias = amx::widen(_mm256_maskz_loadu_epi16(
+          mask, static_cast<const std::uint16_t*>(p.bias) + block.column + j));
     }
-    for (std::int64_t r = 0; r < rows; ++r) {
-      __m512 value = _mm512_mul_ps(_mm512_loadu_ps(sums + r * stride + j), alpha);
-      const std::int64_t at = (row + r) * p.ldc + column + j;
+    for (std::int64_t r = first; r < last; ++r) {
+      __m512 value = _mm512_mul_ps(_mm512_loadu_ps(block.sums + r * block.stride + j), alpha);
+      const std::int64_t at = (block.row + r) * p.ldc + block.column + j;
       if (p.out_dtype == float32) {
         float* const c = static_cast<float*>(p.c) + at;
         if (add_c) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, c));
@@ -162,168 +115,328 @@ TESSERA_AMX void finish_block(const Matmul& p, const float* sums, std::int64_t s
   }
 }
 
-// Sums of a [32, 32] block, copied from c where c lies within the tile registers' reach only in
-// part.
-TESSERA_AMX void load_block(const Matmul& p, float* sums, std::int64_t row, std::int64_t column,
+// 32 rows of a over a chunk of k, in tiles of 16 rows for each 32 of k.
+struct BlockRows {
+  const std::uint16_t* upper;
+  const std::uint16_t* lower;
+  std::int64_t row_bytes;  // between rows of a tile
+  std::int64_t step;       // elements between the tiles of consecutive k
+};
+
+// Rows that will be needed soon and are fetched a few lines at a time while the matrix unit works;
+// all at once they would hold up the loads of the tiles.
+struct UpcomingRows {
+  const char* data = nullptr;
+  std::int64_t stride = 0;  // bytes between rows
+  std::int64_t rows = 0;
+};
+
+// Finishes one block while the matrix unit sums the next: the unit works on its own once it has
+// been told to.
+class Finisher {
+ public:
+  Finisher(const Matmul& product, bool add_c) : p_(product), add_c_(add_c) {}
+
+  TESSERA_AMX void take(const FinishedBlock& block, std::int64_t steps) {
+    finish(block_.rows);
+    block_ = block;
+    next_ = 0;
+    per_step_ = (block.rows + steps - 1) / steps;
+  }
+  TESSERA_AMX void step() {
+    if (next_ < block_.rows) finish(std::min(next_ + per_step_, block_.rows));
+  }
+  TESSERA_AMX void finish_all() { finish(block_.rows); }
+
+ private:
+  TESSERA_AMX void finish(std::int64_t last) {
+    if (next_ < last) finish_rows(p_, block_, add_c_, next_, last);
+    next_ = last;
+  }
+
+  const Matmul& p_;
+  bool add_c_;
+  FinishedBlock block_;
+  std::int64_t next_ = 0, per_step_ = 0;
+};
+
+// What goes on beside the sums of a block.
+struct Background {
+  Finisher finisher;
+  UpcomingRows next_c;  // the block of c to the right: its rows in turn
+  UpcomingRows next_a;  // the block of a below: line by line of some of its rows
+
+  TESSERA_AMX void step(std::int64_t index, std::int64_t steps) {
+    finisher.step();
+    const std::int64_t c_rows = (next_c.rows + steps - 1) / steps;
+    for (std::int64_t r = index * c_rows; r < std::min(next_c.rows, (index + 1) * c_rows); ++r) {
+      __builtin_prefetch(next_c.data + r * next_c.stride, 1);
+      __builtin_prefetch(next_c.data + r * next_c.stride + 64, 1);
+    }
+    for (std::int64_t r = 0; r < next_a.rows; ++r) {
+      __builtin_prefetch(next_a.data + r * next_a.stride + index * 64);
+    }
+  }
+};
+
+// Where a block's sums start from (zero if null) and are left.
+struct BlockSums {
+  const float* start;
+  std::int64_t start_stride;
+  float* sums;
+  std::int64_t stride;
+};
+
+// sums[32, 32] = start + a * b over `depth_blocks` tiles of k, b packed.
+TESSERA_AMX void multiply_block(const BlockRows& a, const std::uint16_t* b,
+                                std::int64_t depth_blocks, const BlockSums& c,
+                                Background& background) {
+  if (c.start != nullptr) {
+    const std::int64_t bytes = c.start_stride * 4;
+    _tile_loadd(0, c.start, bytes);
+    _tile_loadd(1, c.start + 16, bytes);
+    _tile_loadd(2, c.start + 16 * c.start_stride, bytes);
+    _tile_loadd(3, c.start + 16 * c.start_stride + 16, bytes);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  const std::uint16_t* upper = a.upper;
+  const std::uint16_t* lower = a.lower;
+  for (std::int64_t block = 0; block < depth_blocks; ++block) {
+    _tile_loadd(4, upper, a.row_bytes);
+    _tile_loadd(6, b, 64);
+    _tile_loadd(7, b + kTileElements, 64);
+    _tile_loadd(5, lower, a.row_bytes);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+    upper += a.step;
+    lower += a.step;
+    b += 2 * kTileElements;
+    background.step(block, depth_blocks);
+  }
+  const std::int64_t bytes = c.stride * 4;
+  _tile_stored(0, c.sums, bytes);
+  _tile_stored(1, c.sums + 16, bytes);
+  _tile_stored(2, c.sums + 16 * c.stride, bytes);
+  _tile_stored(3, c.sums + 16 * c.stride + 16, bytes);
+}
+
+// A block of c, with zeros beyond c's edges.
+TESSERA_AMX void load_block(const Matmul& p, float* out, std::int64_t row, std::int64_t column,
                             std::int64_t rows, std::int64_t columns) {
   for (std::int64_t r = 0; r < kBlock; ++r) {
     for (std::int64_t j = 0; j < kBlock; j += 16) {
       const std::int64_t count = r < rows ? std::clamp<std::int64_t>(columns - j, 0, 16) : 0;
       const auto mask = static_cast<__mmask16>((1u << count) - 1u);
-      _mm512_storeu_ps(sums + r * kBlock + j,
-                       _mm512_maskz_loadu_ps(
-                           mask, static_cast<const float*>(p.c) + (row + r) * p.ldc + column + j));
+      const float* const from = static_cast<const float*>(p.c) + (row + r) * p.ldc + column + j;
+      _mm512_storeu_ps(out + r * kBlock + j, _mm512_maskz_loadu_ps(mask, from));
     }
   }
 }
-
-// One chunk of columns and of k of a product: b packed, and where the partial sums are.
-struct Chunk {
-  std::int64_t column, columns, depth, depths;  // first column and k of the chunk, and how many
-  bool first, last;                             // of the chunks of k
-  const std::uint16_t* packed_b;
-  float* partial;  // [m rounded up, partial_stride] when there is more than one chunk of k
-  std::int64_t partial_stride;
-};
 
 class Product {
  public:
   explicit Product(const Matmul& product)
       : p_(product),
-        plain_(product.out_dtype == float32 && product.alpha == 1.0f && product.bias == nullptr) {}
+        plain_(product.out_dtype == float32 && product.alpha == 1.0f && product.bias == nullptr),
+        depth_chunks_((product.k + kDepthChunk - 1) / kDepthChunk),
+        depth_chunk_(round_up((product.k + depth_chunks_ - 1) / depth_chunks_, kDepth)),
+        padded_depth_(round_up(product.k, kDepth)) {}
 
   void run() {
-    static thread_local ScratchBuffer b_buffer, partial_buffer;
-    const std::int64_t depth_chunk = std::min(round_up(p_.k, kDepth), kDepthChunk);
-    const std::int64_t column_chunk = std::min(
-        round_up(p_.n, kBlock), std::max(kPackedElements / depth_chunk / kBlock * kBlock, kBlock));
-    auto* const packed = b_buffer.get<std::uint16_t>(depth_chunk * column_chunk);
-    float* const partial = p_.k > depth_chunk
-                               ? partial_buffer.get<float>(round_up(p_.m, kBlock) * column_chunk)
-                               : nullptr;
-    for (std::int64_t column = 0; column < p_.n; column += column_chunk) {
-      for (std::int64_t depth = 0; depth < p_.k; depth += depth_chunk) {
-        Chunk chunk{.column = column,
-                    .columns = std::min(column_chunk, p_.n - column),
-                    .depth = depth,
-                    .depths = std::min(depth_chunk, p_.k - depth),
-                    .first = depth == 0,
-                    .last = depth + depth_chunk >= p_.k,
-                    .packed_b = packed,
-                    .partial = partial,
-                    .partial_stride = column_chunk};
-        pack_b(chunk, packed);
-        multiply_chunk(chunk);
-      }
+    static thread_local ScratchBuffer buffer;
+    const std::int64_t most =
+        std::max(kPackedElements / padded_depth_ / kBlock * kBlock, 2 * kBlock);
+    const std::int64_t chunk = std::min(round_up(p_.n, kBlock), most);
+    packed_b_ = buffer.get<std::uint16_t>(padded_depth_ * chunk);
+    for (first_column_ = 0; first_column_ < p_.n; first_column_ += chunk) {
+      panels_ = round_up(std::min(chunk, p_.n - first_column_), kBlock) / kBlock;
+      pack_b();
+      multiply();
     }
   }
 
  private:
-  static std::int64_t panel_elements(const Chunk& chunk) {
-    return round_up(chunk.depths, kDepth) * kBlock;
+  [[nodiscard]] std::int64_t depths(std::int64_t depth) const {
+    return std::min(depth_chunk_, p_.k - depth);
+  }
+  // Packed b: chunk of k by chunk, and panel by panel within.
+  [[nodiscard]] std::uint16_t* panel_of_b(std::int64_t depth, std::int64_t panel) const {
+    return packed_b_ + kBlock * (depth * panels_ + round_up(depths(depth), kDepth) * panel);
   }
 
-  void pack_b(const Chunk& chunk, std::uint16_t* packed) const {
+  void pack_b() const {
     const auto* const b = static_cast<const std::uint16_t*>(p_.b);
-    const std::int64_t panels = round_up(chunk.columns, kBlock) / kBlock;
-    const std::int64_t grain = std::max<std::int64_t>(1, (1 << 15) / panel_elements(chunk));
-    parallel_for(0, panels, grain, [&](std::int64_t first, std::int64_t last) {
-      for (std::int64_t panel = first; panel < last; ++panel) {
-        const std::int64_t column = chunk.column + panel * kBlock;
-        amx::pack_b_panel({.data = p_.transpose_b ? b + column * p_.ldb + chunk.depth
-                                                  : b + chunk.depth * p_.ldb + column,
-                           .stride = p_.ldb,
-                           .transposed = p_.transpose_b},
-                          chunk.depths, std::min(kBlock, chunk.column + chunk.columns - column),
-                          packed + panel * panel_elements(chunk));
+    const std::int64_t grain = std::max<std::int64_t>(1, (1 << 16) / (padded_depth_ * kBlock));
+    parallel_for(0, panels_, grain, [&](std::int64_t first, std::int64_t last) {
+      // Along a row of memory first, which the processor's prefetching follows.
+      const std::int64_t step = p_.transpose_b ? depth_chunk_ : kDepth;
+      for (std::int64_t depth = 0; depth < p_.k; depth += step) {
+        const std::int64_t chunk = depth / depth_chunk_ * depth_chunk_;
+        for (std::int64_t panel = first; panel < last; ++panel) {
+          const std::int64_t column = first_column_ + panel * kBlock;
+          const auto* const from =
+              p_.transpose_b ? b + column * p_.ldb + depth : b + depth * p_.ldb + column;
+          amx::pack_b_panel({.data = from, .stride = p_.ldb, .transposed = p_.transpose_b},
+                            std::min(step, p_.k - depth), std::min(kBlock, p_.n - column),
+                            panel_of_b(chunk, panel) + (depth - chunk) * kBlock);
+        }
       }
     });
   }
 
   // Threads share the rows, or the columns where rows are few.
-  void multiply_chunk(const Chunk& chunk) const {
+  void multiply() const {
     const std::int64_t row_blocks = round_up(p_.m, kBlock) / kBlock;
-    const std::int64_t panels = round_up(chunk.columns, kBlock) / kBlock;
-    const double work = static_cast<double>(kBlock * kBlock) * static_cast<double>(chunk.depths);
-    const auto grain = static_cast<std::int64_t>(1 + 4e6 / work);
-    if (row_blocks >= panels) {
-      parallel_for(0, row_blocks, 1 + grain / panels, [&](std::int64_t first, std::int64_t last) {
-        multiply_blocks(chunk, first, last, 0, panels);
-      });
+    const std::int64_t blocks_worth_a_thread = 1 + (1 << 22) / (kBlock * kBlock * padded_depth_);
+    if (row_blocks >= panels_) {
+      parallel_for(
+          0, row_blocks, 1 + blocks_worth_a_thread / panels_,
+          [&](std::int64_t first, std::int64_t last) { multiply_blocks(first, last, 0, panels_); });
     } else {
-      parallel_for(0, panels, 1 + grain / row_blocks, [&](std::int64_t first, std::int64_t last) {
-        multiply_blocks(chunk, 0, row_blocks, first, last);
-      });
+      parallel_for(0, panels_, 1 + blocks_worth_a_thread / row_blocks,
+                   [&](std::int64_t first, std::int64_t last) {
+                     multiply_blocks(0, row_blocks, first, last);
+                   });
     }
   }
 
-  void multiply_blocks(const Chunk& chunk, std::int64_t first_row_block,
-                       std::int64_t last_row_block, std::int64_t first_panel,
+  void multiply_blocks(std::int64_t first_block, std::int64_t last_block, std::int64_t first_panel,
                        std::int64_t last_panel) const {
-    static thread_local ScratchBuffer a_buffer;
+    static thread_local ScratchBuffer a_buffer, partial_buffer;
+    const std::int64_t rows_at_once = kGroupBlocks * kBlock;
+    auto* const packed_a = a_buffer.get<std::uint16_t>(rows_at_once * depth_chunk_);
+    float* const partial =
+        depth_chunks_ > 1 ? partial_buffer.get<float>(rows_at_once * panels_ * kBlock) : nullptr;
     const ConfiguredTiles tiles;
-    for (std::int64_t block = first_row_block; block < last_row_block; ++block) {
-      const std::int64_t row = block * kBlock;
-      const BlockRows a = block_rows(chunk, row, a_buffer);
-      for (std::int64_t panel = first_panel; panel < last_panel; ++panel) {
-        one_block(chunk, a, row, panel);
-      }
-    }
-  }
-
-  // Rows of a as they lie, where tiles can be read from there; else a copy in tiles.
-  BlockRows block_rows(const Chunk& chunk, std::int64_t row, ScratchBuffer& buffer) const {
-    const auto* const a = static_cast<const std::uint16_t*>(p_.a);
-    if (!p_.transpose_a && row + kBlock <= p_.m && chunk.depths % kDepth == 0) {
-      const std::uint16_t* const upper = a + row * p_.lda + chunk.depth;
-      return {upper, upper + 16 * p_.lda, p_.lda * 2, kDepth};
-    }
-    auto* const packed = buffer.get<std::uint16_t>(panel_elements(chunk));
-    amx::pack_a_block(
-        {.data = p_.transpose_a ? a + chunk.depth * p_.lda + row : a + row * p_.lda + chunk.depth,
-         .stride = p_.lda,
-         .transposed = p_.transpose_a},
-        std::min(kBlock, p_.m - row), chunk.depths, packed);
-    return {packed, packed + kTileElements, 64, 2 * kTileElements};
-  }
-
-  void one_block(const Chunk& chunk, const BlockRows& a, std::int64_t row,
-                 std::int64_t panel) const {
-    const std::int64_t depth_blocks = round_up(chunk.depths, kDepth) / kDepth;
-    const std::uint16_t* const b = chunk.packed_b + panel * panel_elements(chunk);
-    const std::int64_t column = chunk.column + panel * kBlock;
-    const std::int64_t rows = std::min(kBlock, p_.m - row);
-    const std::int64_t columns = std::min(kBlock, p_.n - column);
-    const bool whole = rows == kBlock && columns == kBlock;
-    if (plain_ && whole && chunk.partial == nullptr) {
-      float* const c = static_cast<float*>(p_.c) + row * p_.ldc + column;
-      return multiply_block(a, b, depth_blocks, {c, p_.ldc, p_.accumulate});
-    }
-    alignas(64) float own[kBlock * kBlock];
-    BlockSums sums{own, kBlock, false};
-    if (chunk.partial != nullptr) {
-      sums = {chunk.partial + row * chunk.partial_stride + panel * kBlock, chunk.partial_stride,
-              !chunk.first};
-    }
-    const bool starts_from_c = plain_ && p_.accumulate;
-    if (starts_from_c && chunk.first) {
-      load_block(p_, own, row, column, rows, columns);
-      if (chunk.partial != nullptr) {
-        for (std::int64_t r = 0; r < kBlock; ++r) {
-          std::copy_n(own + r * kBlock, kBlock, sums.sums + r * sums.stride);
+    for (std::int64_t group = first_block; group < last_block; group += kGroupBlocks) {
+      const std::int64_t blocks = std::min(kGroupBlocks, last_block - group);
+      for (std::int64_t depth = 0; depth < p_.k; depth += depth_chunk_) {
+        const bool in_place =
+            !p_.transpose_a && (group + blocks) * kBlock <= p_.m && depths(depth) % kDepth == 0;
+        if (!in_place) pack_a(group, blocks, depth, packed_a);
+        for (std::int64_t block = 0; block < blocks; ++block) {
+          const std::int64_t row = (group + block) * kBlock;
+          RowOfBlocks blocks_of_row{
+              .row = row,
+              .depth = depth,
+              .a = in_place ? rows_in_place(row, depth) : packed_rows(packed_a, block, depth),
+              .in_place = in_place,
+              .partial = partial == nullptr ? nullptr : partial + block * kBlock * panels_ * kBlock,
+              .first_panel = first_panel,
+              .last_panel = last_panel};
+          multiply_row(blocks_of_row);
         }
       }
-      sums.add = true;
     }
-    multiply_block(a, b, depth_blocks, sums);
-    if (chunk.last) {
-      finish_block(p_, sums.sums, sums.stride, row, column, rows, columns,
-                   p_.accumulate && !starts_from_c);
+  }
+
+  // 32 rows of c, over a chunk of k.
+  struct RowOfBlocks {
+    std::int64_t row, depth;
+    BlockRows a;
+    bool in_place;   // a lies where the tensor is
+    float* partial;  // sums between chunks of k, or null where there is one chunk
+    std::int64_t first_panel, last_panel;
+  };
+
+  [[nodiscard]] BlockRows rows_in_place(std::int64_t row, std::int64_t depth) const {
+    const auto* const upper = static_cast<const std::uint16_t*>(p_.a) + row * p_.lda + depth;
+    return {upper, upper + 16 * p_.lda, p_.lda * 2, kDepth};
+  }
+
+  [[nodiscard]] BlockRows packed_rows(const std::uint16_t* packed, std::int64_t block,
+                                      std::int64_t depth) const {
+    const std::uint16_t* const upper = packed + block * kBlock * round_up(depths(depth), kDepth);
+    return {upper, upper + kTileElements, 64, 2 * kTileElements};
+  }
+
+  void pack_a(std::int64_t first_block, std::int64_t blocks, std::int64_t depth,
+              std::uint16_t* packed) const {
+    const auto* const a = static_cast<const std::uint16_t*>(p_.a);
+    const std::int64_t row = first_block * kBlock;
+    const auto* const from = p_.transpose_a ? a + depth * p_.lda + row : a + row * p_.lda + depth;
+    amx::pack_a_blocks({.data = from, .stride = p_.lda, .transposed = p_.transpose_a},
+                       std::min(blocks * kBlock, p_.m - row), depths(depth), packed);
+  }
+
+  // Block by block; one's sums are finished while those of its right neighbour are made.
+  void multiply_row(const RowOfBlocks& r) const {
+    alignas(64) float own[2][kBlock * kBlock];
+    alignas(64) float start[kBlock * kBlock];
+    const std::int64_t depth_blocks = round_up(depths(r.depth), kDepth) / kDepth;
+    const bool last_chunk = r.depth + depth_chunk_ >= p_.k;
+    Background background{Finisher(p_, p_.accumulate && !plain_), {}, {}};
+    for (std::int64_t panel = r.first_panel; panel < r.last_panel; ++panel) {
+      FinishedBlock block = block_of_c(r.row, panel);
+      const bool in_c =
+          plain_ && r.partial == nullptr && block.rows == kBlock && block.columns == kBlock;
+      float* sums = own[panel % 2];
+      if (r.partial != nullptr) {
+        sums = r.partial + panel * kBlock;
+        block.stride = panels_ * kBlock;
+      } else if (in_c) {
+        sums = static_cast<float*>(p_.c) + r.row * p_.ldc + block.column;
+        block.stride = p_.ldc;
+      }
+      block.sums = sums;
+      BlockSums c{
+          .start = nullptr, .start_stride = block.stride, .sums = sums, .stride = block.stride};
+      if (r.depth > 0 || (in_c && p_.accumulate)) {
+        c.start = sums;
+      } else if (plain_ && p_.accumulate) {
+        load_block(p_, start, block.row, block.column, block.rows, block.columns);
+        c.start = start;
+        c.start_stride = kBlock;
+      }
+      background.next_c =
+          last_chunk && panel + 1 < r.last_panel ? upcoming_c(r.row, panel + 1) : UpcomingRows{};
+      background.next_a = r.in_place ? upcoming_a(r, panel) : UpcomingRows{};
+      multiply_block(r.a, panel_of_b(r.depth, panel), depth_blocks, c, background);
+      if (last_chunk && !in_c) background.finisher.take(block, depth_blocks);
     }
+    background.finisher.finish_all();
+  }
+
+  [[nodiscard]] FinishedBlock block_of_c(std::int64_t row, std::int64_t panel) const {
+    const std::int64_t column = first_column_ + panel * kBlock;
+    return {.sums = nullptr,
+            .stride = kBlock,
+            .row = row,
+            .column = column,
+            .rows = std::min(kBlock, p_.m - row),
+            .columns = std::min(kBlock, p_.n - column)};
+  }
+
+  [[nodiscard]] UpcomingRows upcoming_c(std::int64_t row, std::int64_t panel) const {
+    const std::int64_t bytes = p_.out_dtype == float32 ? 4 : 2;
+    const std::int64_t column = first_column_ + panel * kBlock;
+    return {static_cast<const char*>(p_.c) + (row * p_.ldc + column) * bytes, p_.ldc * bytes,
+            std::min(kBlock, p_.m - row)};
+  }
+
+  // The rows of a that follow are shared out among the panels of this row of blocks.
+  [[nodiscard]] UpcomingRows upcoming_a(const RowOfBlocks& r, std::int64_t panel) const {
+    const std::int64_t panels = r.last_panel - r.first_panel;
+    const std::int64_t each = (kBlock + panels - 1) / panels;
+    const std::int64_t first = r.row + kBlock + (panel - r.first_panel) * each;
+    const std::int64_t last = std::min({first + each, r.row + 2 * kBlock, p_.m});
+    return {static_cast<const char*>(p_.a) + (first * p_.lda + r.depth) * 2, p_.lda * 2,
+            std::max<std::int64_t>(0, last - first)};
   }
 
   const Matmul& p_;
-  bool plain_;  // c is nothing but sums
+  // c is nothing but sums, which start from what it holds and may be made in it. The options decide
+  // where sums start and never a block's place, so that an edge rounds as the interior does.
+  bool plain_;
+  std::int64_t depth_chunks_, depth_chunk_, padded_depth_;
+  std::int64_t first_column_ = 0, panels_ = 0;
+  std::uint16_t* packed_b_ = nullptr;
 };
 
 }  // namespace

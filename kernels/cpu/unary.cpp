@@ -39,11 +39,11 @@ HWY_INLINE V Gradient(V dout, V x) {
   if constexpr (op == UnaryOp::relu) {
     return hn::IfThenZeroElse(hn::Le(x, Constant<V>(0.0)), dout);
   }
-  if constexpr (op == UnaryOp::gelu_erf) return hn::Mul(dout, GeluErfWithDerivative(x).derivative);
+  if constexpr (op == UnaryOp::gelu_erf) return hn::Mul(dout, GeluErfDerivative(x));
   if constexpr (op == UnaryOp::gelu_tanh) {
-    return hn::Mul(dout, GeluTanhWithDerivative(x).derivative);
+    return hn::Mul(dout, GeluTanhDerivative(x));
   }
-  if constexpr (op == UnaryOp::silu) return hn::Mul(dout, SiluWithDerivative(x).derivative);
+  if constexpr (op == UnaryOp::silu) return hn::Mul(dout, SiluDerivative(x));
   if constexpr (op == UnaryOp::tanh) {
     const V t = Tanh(x);
     return hn::Mul(dout, hn::NegMulAdd(t, t, Constant<V>(1.0)));

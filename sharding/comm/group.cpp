@@ -2,7 +2,6 @@
 #include "sharding/comm/group.h"
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
 #include <new>
 #include <optional>
@@ -88,7 +87,7 @@ void Group::meet(const Call& call, std::string_view message_part, std::uint64_t 
   const std::uint64_t round = ++round_;
   GroupRank& own = place(rank_);
   own.posts[round & 1] = {.call = call, .message_bytes = message_bytes};
-  std::memcpy(mailbox_of(rank_, round), message_part.data(), message_part.size());
+  message_part.copy(mailbox_of(rank_, round), message_part.size());
   own.arrived.store(round);
   const auto awaited = [this, round](int rank) { return place(rank).arrived.load() < round; };
   // The last one to arrive wakes the others: somebody sees all of the arrivals, since they have one
@@ -173,8 +172,11 @@ void Group::look_after_peers(const Call& call, const std::function<bool(int)>& a
     const bool left = job_->has_left(members_[static_cast<std::size_t>(rank)]);
     if (!awaited(rank)) continue;
     missing.push_back(rank);
-    if (state == GroupRank::closed || left) gone.push_back(rank);
-    if (state == GroupRank::unwound) unwound.push_back(rank);
+    if (state == GroupRank::unwound) {
+      unwound.push_back(rank);
+    } else if (state == GroupRank::closed || left) {
+      gone.push_back(rank);
+    }
   }
   if (!gone.empty()) {
     fail_with(

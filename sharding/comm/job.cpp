@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
+#include <exception>
 #include <new>
 #include <thread>
 
@@ -21,6 +21,12 @@ JobBlock* JobBlock::create(std::byte* memory, int size) {
 
 Job::Job(Parts parts)
     : parts_(std::move(parts)), may_spin_(sysconf(_SC_NPROCESSORS_ONLN) >= parts_.block->size) {}
+
+// A rank that ends by an exception has not left in good order: to the others it is dead when its
+// process ends.
+Job::~Job() {
+  if (std::uncaught_exceptions() == 0) leave();
+}
 
 std::string Job::name_of_rank(int rank) const {
   const std::int32_t pid = parts_.block->rank(rank).pid;
@@ -39,8 +45,7 @@ void Job::record_failure(std::string_view text) noexcept {
   FailureRecord& failure = parts_.block->failure;
   std::uint32_t expected = FailureRecord::none;
   if (!failure.state.compare_exchange_strong(expected, FailureRecord::being_written)) return;
-  const std::size_t length = std::min(text.size(), sizeof(failure.text) - 1);
-  std::memcpy(failure.text, text.data(), length);
+  const std::size_t length = text.copy(failure.text, sizeof(failure.text) - 1);
   failure.text[length] = '\0';
   failure.recorded_by = parts_.rank;
   failure.state.store(FailureRecord::written, std::memory_order_release);

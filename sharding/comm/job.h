@@ -67,7 +67,7 @@ class Job {
   };
 
   explicit Job(Parts parts);
-  ~Job() { leave(); }
+  ~Job();
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 

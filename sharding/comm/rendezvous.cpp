@@ -133,7 +133,8 @@ class Host {
     for (int rank = 1; rank < world_.size; ++rank) {
       const auto index = static_cast<std::size_t>(rank);
       TESSERA_CHECK(watched[1 + index].revents == 0, ErrorCode::rank_failed,
-                    "rank {} (pid {}) died before the ranks had found each other", rank, pid(rank));
+                    "rank {} (pid {}) died or gave up before the ranks had found each other", rank,
+                    pid(rank));
     }
     std::vector<Stranger> silent;
     for (std::size_t i = 0; i < strangers_.size(); ++i) {
@@ -271,6 +272,12 @@ JobHandles host_rendezvous(const World& world, std::chrono::milliseconds timeout
 JobHandles join_rendezvous(const World& world, std::chrono::milliseconds timeout) {
   const Clock::time_point deadline = Clock::now() + timeout;
   const FileDescriptor socket = connect_to_host(world, deadline, timeout);
+  const Peer host = peer_of(socket.get());
+  TESSERA_CHECK(host.uid == getuid(), ErrorCode::configuration,
+                "a process of another user (pid {}, uid {}) listens at MASTER_ADDR={} "
+                "MASTER_PORT={}; choose another "
+                "MASTER_PORT",
+                host.pid, host.uid, world.master_address, world.master_port);
   const Hello hello = hello_of(world);
   send(socket.get(), &hello, sizeof(hello), MSG_NOSIGNAL);  // a failure shows in the answer
   // Rank 0 knows better who is missing: it gets the chance to say so first.
@@ -281,15 +288,16 @@ JobHandles join_rendezvous(const World& world, std::chrono::milliseconds timeout
     ready = poll(&watched, 1, milliseconds_until(patience));
   } while (ready < 0 && errno == EINTR);
   TESSERA_CHECK(ready > 0, ErrorCode::rank_failed,
-                "rank 0 (pid {}) hangs: it took rank {}'s call and did not answer within {:.1f} s",
-                peer_of(socket.get()).pid, world.rank,
-                std::chrono::duration<double>(timeout).count());
+                "rank 0 (pid {}) took rank {}'s call and did not answer within {:.1f} s: it hangs, "
+                "or waits for a rank "
+                "that does not come",
+                host.pid, world.rank, std::chrono::duration<double>(timeout).count());
   Answer answer = receive_answer(socket.get());
   if (!answer.refusal.empty())
     throw Error(static_cast<ErrorCode>(answer.error_code), answer.refusal);
-  TESSERA_CHECK(
-      answer.handles.size() == static_cast<std::size_t>(world.size) + 1, ErrorCode::rank_failed,
-      "rank 0 (pid {}) died before the ranks had found each other", peer_of(socket.get()).pid);
+  TESSERA_CHECK(answer.handles.size() == static_cast<std::size_t>(world.size) + 1,
+                ErrorCode::rank_failed,
+                "rank 0 (pid {}) died before the ranks had found each other", host.pid);
   JobHandles handles{.memory = std::move(answer.handles.front()), .processes = {}};
   for (std::size_t i = 1; i < answer.handles.size(); ++i) {
     handles.processes.push_back(std::move(answer.handles[i]));

@@ -12,7 +12,7 @@
 namespace tessera::comm {
 namespace {
 
-constexpr int spins = 500;  // a few microseconds
+constexpr int spins = 100;  // a few microseconds
 constexpr std::chrono::microseconds yield_time{50};
 
 void relax() {

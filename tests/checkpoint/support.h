@@ -3,7 +3,9 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -25,7 +27,10 @@ namespace fs = std::filesystem;
 class TemporaryFolder {
  public:
   TemporaryFolder() {
-    std::string name = (fs::temp_directory_path() / "tessera-checkpoint-XXXXXX").string();
+    // In memory where there is such a place: the sweeps make thousands of files.
+    const bool in_memory = ::access("/dev/shm", W_OK) == 0 && std::getenv("TMPDIR") == nullptr;
+    const fs::path base = in_memory ? fs::path("/dev/shm") : fs::temp_directory_path();
+    std::string name = (base / "tessera-checkpoint-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
     path_ = name;
   }

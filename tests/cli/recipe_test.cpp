@@ -287,9 +287,8 @@ TEST(Recipe, KeysThatDoNotFitEachOther) {
   EXPECT_EQ(invalid("sharding: {sharding_strategy: FULL_SHARD, group_size: 3}", 4), "(accepted)");
   EXPECT_EQ(invalid("sharding: {reduction_group: 3}", 4),
             "r.yaml:2: sharding.reduction_group 3 does not divide the 4 ranks of the world");
-  EXPECT_EQ(invalid("train: {steps: 10, warmup_steps: 20}"),
-            "r.yaml:2: train.warmup_steps 20 is more than the 10 steps over which the learning "
-            "rate falls");
+  // A run may be cut short inside its warm-up.
+  EXPECT_EQ(invalid("train: {steps: 10, warmup_steps: 20}"), "(accepted)");
   EXPECT_EQ(invalid("train: {min_lr: 1}"), "r.yaml:2: train.min_lr 1 is above train.lr 0.0003");
   EXPECT_EQ(invalid("checkpoint: {every: 5}"),
             "r.yaml:2: checkpoint.every needs checkpoint.dir, the folder to save into");

@@ -64,6 +64,19 @@ def test_gpt2_one_token_and_all_positions(tessera, tmp_path):
     check(tessera, tmp_path / "gpt2", model, length=63)
 
 
+@pytest.mark.parametrize("make", [gpt2, llama], ids=["gpt2", "llama"])
+def test_greedy_continuation(tessera, tmp_path, make):
+    """Token by token the most probable one: the same text, whichever program writes it."""
+    model = make()
+    model.save_pretrained(tmp_path / "model")
+    ids = prompt(10, model.config.vocab_size)
+    written = tessera.run("generate", tmp_path / "model", "--prompt-ids", ",".join(map(str, ids)),
+                          "--max-new-tokens", 20, "--temperature", 0)
+    for _ in range(20):
+        ids.append(logits_of(model, ids)[-1].argmax().item())
+    assert [int(token) for token in written.split(",")] == ids
+
+
 LLAMAS = {
     "grouped_keys": {},
     "one_key_head": {"num_key_value_heads": 1},

@@ -16,6 +16,7 @@
 #include "engine/random.h"
 #include "models/registry.h"
 #include "support/gradient_check.h"
+#include "support/one_thread.h"
 
 namespace tessera::testing {
 
@@ -53,6 +54,7 @@ inline ToyBatch counting_batch(std::int64_t batch, std::int64_t length, std::int
 
 // Loss before the first and after the last of `steps` AdamW steps on one toy batch.
 inline std::pair<double, double> losses_of_training(models::LanguageModel& model, int steps) {
+  const OneThread one_thread;
   const ToyBatch batch = counting_batch(2, 8, model.vocabulary());
   optim::AdamW optimizer(model.parameters(), {.lr = 1e-2, .weight_decay = 0});
   double first = 0;

@@ -160,17 +160,18 @@ inline void check_reductions(const Ranks& ranks, std::int64_t count, const Reduc
                         {{.first = first, .count = middle - first, .out = out_at(first)},
                          {.first = middle, .count = last - middle, .out = out_at(middle)}},
                         reduction, {.phase = Phase::reduce});
-  const auto bytes = [&](std::int64_t elements_before) {
-    return static_cast<std::size_t>(elements_before) * out_bytes;
+  const auto own_part = [&](const std::vector<std::byte>& whole) {
+    const auto width = static_cast<std::int64_t>(out_bytes);
+    return std::vector<std::byte>(whole.begin() + first * width, whole.begin() + last * width);
   };
-  EXPECT_EQ(std::memcmp(out_at(first), expected.data() + bytes(first), bytes(last - first)), 0)
+  EXPECT_TRUE(own_part(scattered) == own_part(expected))
       << "reduce_scatter of " << count << ' ' << name_of(reduction.in_dtype) << " to "
       << name_of(reduction.out_dtype) << ", group " << reduction.group << ", scale "
       << reduction.scale << ", accumulate " << reduction.accumulate;
   ranks->acquire(*buffer);
   fill();
   ranks->all_reduce(*buffer, count, reduced.data(), reduction, {.phase = Phase::reduce});
-  EXPECT_EQ(std::memcmp(reduced.data(), expected.data(), expected.size()), 0)
+  EXPECT_TRUE(reduced == expected)
       << "all_reduce of " << count << ' ' << name_of(reduction.in_dtype) << " to "
       << name_of(reduction.out_dtype) << ", group " << reduction.group << ", scale "
       << reduction.scale << ", accumulate " << reduction.accumulate;

@@ -10,8 +10,8 @@
 
 #include "kernels/base/error.h"
 #include "kernels/base/parallel.h"
-#include "sharding/collective_cases.h"
 #include "sharding/comm/world.h"
+#include "tests/sharding/collective_cases.h"
 
 namespace tessera::comm {
 namespace {
@@ -52,23 +52,6 @@ TEST_P(LocalRanks, ReductionsAreTheTree) {
   run([](const Ranks& ranks) { cases::check_all_reductions(ranks, 42); });
 }
 
-// Beyond two ranks, large sums are shared in chunks; those in fp64 fill a chunk with half as many
-// elements.
-TEST_P(LocalRanks, LargeAllReduceTakesSeveralChunks) {
-  if (GetParam() > 4) GTEST_SKIP() << "nothing in it depends on the number of ranks any further";
-  run([](const Ranks& ranks) {
-    cases::check_reductions(ranks, 135'001, {.in_dtype = bfloat16, .out_dtype = float64}, 3);
-    cases::check_reductions(ranks, 70'001,
-                            {.in_dtype = float64, .scale = 0.25f, .accumulate = true}, 4);
-    for (const DType out : {float16, float32, float64}) {
-      cases::check_reductions(ranks, 20'001, {.in_dtype = float16, .out_dtype = out, .group = 2},
-                              5);
-      cases::check_reductions(ranks, 20'001,
-                              {.in_dtype = float16, .out_dtype = out, .accumulate = true}, 6);
-    }
-  });
-}
-
 TEST_P(LocalRanks, Messages) {
   run(cases::check_messages);
 }
@@ -80,6 +63,25 @@ TEST_P(LocalRanks, DuplicatesOverlap) {
 }
 TEST_P(LocalRanks, SlowReaderIsWaitedFor) {
   run(cases::check_slow_reader_is_waited_for);
+}
+
+// Beyond two ranks, large sums are shared in chunks; those in fp64 fill a chunk with half as many
+// elements.
+TEST(LocalLargeReductions, TakeSeveralChunks) {
+  for (const int size : {1, 2, 3, 4}) {
+    run_local(size, [](const Ranks& ranks) {
+      set_compute_threads(1);
+      cases::check_reductions(ranks, 135'001, {.in_dtype = bfloat16, .out_dtype = float64}, 3);
+      cases::check_reductions(ranks, 70'001,
+                              {.in_dtype = float64, .scale = 0.25f, .accumulate = true}, 4);
+      for (const DType out : {float16, float32, float64}) {
+        cases::check_reductions(ranks, 20'001, {.in_dtype = float16, .out_dtype = out, .group = 2},
+                                5);
+        cases::check_reductions(ranks, 20'001,
+                                {.in_dtype = float16, .out_dtype = out, .accumulate = true}, 6);
+      }
+    });
+  }
 }
 
 // Runs and returns the error's text; the error has to be a rank failure within two seconds.

@@ -14,10 +14,10 @@
 
 #include "kernels/base/error.h"
 #include "kernels/base/parallel.h"
-#include "sharding/collective_cases.h"
 #include "sharding/comm/handshake.h"
 #include "sharding/comm/world.h"
-#include "support/processes.h"
+#include "tests/sharding/collective_cases.h"
+#include "tests/support/processes.h"
 
 namespace tessera::comm {
 namespace {

@@ -9,6 +9,7 @@
 
 #include "engine/autograd.h"
 #include "engine/ops.h"
+#include "support/one_thread.h"
 
 namespace tessera::testing {
 namespace {
@@ -82,6 +83,7 @@ Tensor weighted_sum(const Tensor& x, unsigned seed) {
 
 void check_gradients(const std::function<Tensor()>& function, const std::vector<Tensor>& leaves,
                      const CheckOptions& options) {
+  const OneThread one_thread;
   for (Tensor leaf : leaves) leaf.zero_grad();
   const Tensor result = function();
   ASSERT_EQ(result.elements(), 1);

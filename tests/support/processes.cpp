@@ -1,5 +1,5 @@
 // Forking, waiting and killing for tests.
-#include "support/processes.h"
+#include "tests/support/processes.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>

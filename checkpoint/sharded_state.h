@@ -1,0 +1,44 @@
+// Between a sharded model and its checkpoint: ts::save and ts::load.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+
+#include "checkpoint/checkpoint.h"
+#include "engine/optim/optimizer.h"
+#include "sharding/fully_shard.h"
+
+namespace tessera::checkpoint {
+
+// The logical tensors of a model and, unless null, of its optimizer (made from model.parameters()),
+// with the pieces that this rank writes (every element once over all ranks) or reads (all that it
+// holds). Pieces point into the model's and optimizer's memory.
+enum class Direction : std::uint8_t { save, load };
+State state_of(const ShardedModel& model, optim::Optimizer* optimizer, Direction direction);
+
+}  // namespace tessera::checkpoint
+
+namespace tessera {
+
+struct SaveOptions {
+  std::int64_t step = 0;
+  checkpoint::StateDictType type = checkpoint::StateDictType::full;
+  DType model_dtype = DType::float32;
+  int keep = 0;
+  nlohmann::json scalars =
+      nlohmann::json::object();  // whatever the program wants back, the same on every rank
+  std::map<std::string, std::string> files;  // config.json ..., from rank 0
+};
+
+// Collective. Writes folder/step-N and returns its path.
+std::filesystem::path save(const Context& context, const std::filesystem::path& folder,
+                           const ShardedModel& model, optim::Optimizer& optimizer,
+                           const SaveOptions& options = {});
+
+// Collective. Fills model and optimizer from a step folder written by any world size, strategy and
+// type; returns its scalars.
+nlohmann::json load(const Context& context, const std::filesystem::path& step_folder,
+                    const ShardedModel& model, optim::Optimizer& optimizer);
+
+}  // namespace tessera

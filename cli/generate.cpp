@@ -1,0 +1,171 @@
+// `tessera generate`: text, or logits, from a checkpoint or a Hugging Face folder.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <optional>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/safetensors.h"
+#include "cli/subcommands.h"
+#include "engine/autograd.h"
+#include "engine/data/tokenizer.h"
+#include "kernels/base/error.h"
+#include "models/generate.h"
+#include "models/registry.h"
+#include "sharding/comm/world.h"
+
+namespace tessera::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct GenerateCommand {
+  std::string folder;
+  std::string prompt;
+  std::vector<std::int64_t> prompt_ids;
+  models::GenerateOptions options;
+  std::string logits_file;
+
+  [[nodiscard]] int run() const;
+  [[nodiscard]] std::unique_ptr<models::LanguageModel> load_model() const;
+  [[nodiscard]] std::vector<std::int64_t> tokens(const models::LanguageModel& model) const;
+  void write_logits(models::LanguageModel& model, const std::vector<std::int64_t>& ids) const;
+};
+
+nlohmann::json read_config(const fs::path& folder) {
+  std::ifstream stream(folder / "config.json");
+  TESSERA_CHECK(stream.is_open(), ErrorCode::checkpoint,
+                "{}: no config.json there; name a checkpoint of tessera train or a folder that "
+                "transformers saved",
+                folder.string());
+  nlohmann::json config = nlohmann::json::parse(stream, nullptr, false);
+  TESSERA_CHECK(config.is_object(), ErrorCode::configuration, "{}: not a JSON object",
+                (folder / "config.json").string());
+  return config;
+}
+
+std::vector<checkpoint::LogicalTensor> whole_tensors(const models::LanguageModel& model) {
+  std::vector<checkpoint::LogicalTensor> tensors;
+  for (const auto& parameter : model.named_parameters()) {
+    const auto sizes = parameter.shape.sizes();
+    tensors.push_back({parameter.name,
+                       parameter.tensor.dtype(),
+                       {sizes.begin(), sizes.end()},
+                       {{0, parameter.tensor.elements(), parameter.tensor.data()}}});
+  }
+  return tensors;
+}
+
+std::unique_ptr<models::LanguageModel> GenerateCommand::load_model() const {
+  const auto alone = comm::connect(comm::World{});
+  fs::path path = folder;
+  TESSERA_CHECK(fs::is_directory(path), ErrorCode::checkpoint, "{}: no such folder", folder);
+  if (!fs::exists(path / "config.json")) {  // a folder of steps
+    const auto found = checkpoint::find_latest(*alone, path);
+    if (found) path = found->path;
+  }
+  auto model = models::make_language_model(read_config(path), (path / "config.json").string());
+  checkpoint::State state;
+  state.model = whole_tensors(*model);
+  if (fs::exists(path / "manifest.json")) {
+    checkpoint::load(*alone, path, state, checkpoint::LoadParts::model_only);
+  } else {
+    const models::HuggingFaceNames names = model->hugging_face_names();
+    checkpoint::load_hugging_face(path, state.model, names.ignored, names.aliases);
+  }
+  model->eval();
+  return model;
+}
+
+std::vector<std::int64_t> GenerateCommand::tokens(const models::LanguageModel& model) const {
+  if (!prompt_ids.empty()) return prompt_ids;
+  const ByteTokenizer bytes;
+  TESSERA_CHECK(
+      model.vocabulary() == bytes.vocabulary_size(), ErrorCode::usage,
+      "--prompt is read as bytes, and this model has a vocabulary of {}; give --prompt-ids",
+      model.vocabulary());
+  const auto ids = bytes.encode(prompt);
+  return {ids.begin(), ids.end()};
+}
+
+void GenerateCommand::write_logits(models::LanguageModel& model,
+                                   const std::vector<std::int64_t>& ids) const {
+  const NoGradGuard no_grad;
+  const auto length = static_cast<std::int64_t>(ids.size());
+  TESSERA_CHECK(length > 0 && length <= model.positions(), ErrorCode::usage,
+                "--logits: a prompt of {} tokens; the model takes 1 to {}", length,
+                model.positions());
+  const Tensor logits =
+      cast(model.forward(Tensor::from(std::span<const std::int64_t>(ids), {1, length})), float32);
+  checkpoint::write_safetensors(
+      logits_file, {{{"logits", float32, {length, model.vocabulary()}}, logits.data()}});
+}
+
+int GenerateCommand::run() const {
+  TESSERA_CHECK(prompt.empty() != prompt_ids.empty(), ErrorCode::usage,
+                "give the beginning of the text either as --prompt TEXT or as --prompt-ids 1,2,3");
+  const auto model = load_model();
+  const std::vector<std::int64_t> ids = tokens(*model);
+  if (!logits_file.empty()) write_logits(*model, ids);
+  const ByteTokenizer bytes;
+  const bool as_text = prompt_ids.empty();
+  const auto print = [&](std::int64_t id) {
+    const auto token = static_cast<std::int32_t>(id);
+    if (as_text) {
+      const std::string text = bytes.decode(std::span(&token, 1));
+      std::fwrite(text.data(), 1, text.size(), stdout);
+    } else {
+      fmt::print(",{}", id);
+    }
+    std::fflush(stdout);
+  };
+  if (as_text) {
+    fmt::print("{}", prompt);
+  } else {
+    fmt::print("{}", fmt::join(ids, ","));
+  }
+  models::generate(*model, ids, options, print);
+  fmt::print("\n");
+  return 0;
+}
+
+}  // namespace
+
+void add_generate(CLI::App& command, Invocation& invocation) {
+  const auto options = std::make_shared<GenerateCommand>();
+  command
+      .add_option("folder", options->folder,
+                  "A checkpoint, a folder of checkpoints, or a Hugging Face folder")
+      ->type_name("FOLDER")
+      ->required();
+  command.add_option("--prompt", options->prompt, "How the text begins (models of bytes)")
+      ->type_name("TEXT");
+  command.add_option("--prompt-ids", options->prompt_ids, "The same as token ids, as in 1,2,3")
+      ->delimiter(',')
+      ->type_name("IDS");
+  command.add_option("--max-new-tokens", options->options.max_new_tokens, "How many tokens to add")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command
+      .add_option("--temperature", options->options.temperature,
+                  "0 takes the most probable token each time")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command
+      .add_option("--top-k", options->options.top_k,
+                  "Draw among the k most probable tokens only; 0: all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command.add_option("--seed", options->options.seed, "Of the draws")->capture_default_str();
+  command
+      .add_option("--logits", options->logits_file,
+                  "Write the prompt's logits [tokens, vocabulary] as fp32 safetensors")
+      ->type_name("FILE");
+  command.callback(
+      [options, &invocation] { invocation.action = [options] { return options->run(); }; });
+}
+
+}  // namespace tessera::cli

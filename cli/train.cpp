@@ -1,0 +1,92 @@
+// `tessera train`: a recipe from its first step, or from where its checkpoints stand, to its last.
+#include <fmt/format.h>
+
+#include <memory>
+#include <optional>
+
+#include "cli/interruption.h"
+#include "cli/metrics.h"
+#include "cli/progress.h"
+#include "cli/recipe.h"
+#include "cli/subcommands.h"
+#include "cli/training_run.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr int signal_exit_base = 128;
+
+struct TrainCommand {
+  std::string file;
+  std::vector<std::string> overrides;
+
+  [[nodiscard]] int run() const {
+    const Recipe recipe = load_recipe(file, overrides);
+    validate(recipe, comm::world_from_environment().size);
+    Context context = init();
+    TrainingRun training(recipe, context);
+    const std::vector<std::string> notes = training.resume();
+    const InterruptionWatch watch;
+
+    Progress progress({.first_step = training.position().steps,
+                       .steps = recipe.train.steps,
+                       .every = recipe.log.every,
+                       .shown = context.is_main(),
+                       .descriptor = 2,
+                       .animated = animated_by_default()});
+    progress.note(training.describe());
+    for (const std::string& note : notes) progress.note(note);
+    std::optional<MetricsWriter> metrics;
+    if (recipe.log.jsonl && context.is_main())
+      metrics.emplace(*recipe.log.jsonl, training.position().steps);
+    return loop(recipe, training, progress, metrics);
+  }
+
+  static int loop(const Recipe& recipe, TrainingRun& training, Progress& progress,
+                  std::optional<MetricsWriter>& metrics) {
+    const std::int64_t every = recipe.checkpoint.dir ? recipe.checkpoint.every : 0;
+    std::int64_t saved_at = training.position().steps;
+    while (training.position().steps < recipe.train.steps) {
+      const StepMetrics step = training.step();
+      if (metrics) metrics->write(step);
+      progress.step(step);
+      const bool last = step.step == recipe.train.steps;
+      const bool evaluation =
+          recipe.train.eval_every > 0 && step.step % recipe.train.eval_every == 0;
+      if (training.evaluates() && (last || evaluation)) {
+        progress.note(
+            fmt::format("step {}: validation loss {:.4f}", step.step, training.evaluate()));
+      }
+      const bool interrupted = training.interruption() != 0 && !last;
+      if (every > 0 && (step.step % every == 0 || last || interrupted)) {
+        progress.note("saved " + training.save());
+        saved_at = step.step;
+      }
+      if (interrupted) {
+        progress.note(
+            every > 0 ? fmt::format("stopped by signal {} after saving step {}",
+                                    training.interruption(), saved_at)
+                      : fmt::format(
+                            "stopped by signal {}; nothing saved, since checkpoint.dir is not set",
+                            training.interruption()));
+        return signal_exit_base + training.interruption();
+      }
+    }
+    return 0;
+  }
+};
+
+}  // namespace
+
+void add_train(CLI::App& command, Invocation& invocation) {
+  const auto options = std::make_shared<TrainCommand>();
+  command.add_option("recipe", options->file, "The recipe")->type_name("FILE")->required();
+  command
+      .add_option("--set", options->overrides, "Override a key, as in train.steps=100; repeatable")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  command.callback(
+      [options, &invocation] { invocation.action = [options] { return options->run(); }; });
+}
+
+}  // namespace tessera::cli

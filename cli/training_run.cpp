@@ -1,0 +1,230 @@
+// Building a run, its steps, its evaluation.
+#include "cli/training_run.h"
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+
+#include "cli/interruption.h"
+#include "engine/autograd.h"
+#include "engine/random.h"
+#include "kernels/base/error.h"
+#include "models/registry.h"
+
+namespace tessera::cli {
+namespace {
+
+WrapPolicy wrap_policy(const Recipe& recipe, const models::LanguageModel& model) {
+  switch (recipe.sharding.auto_wrap_policy) {
+    case AutoWrapPolicy::none:
+      return WrapPolicy::none();
+    case AutoWrapPolicy::size_based:
+      return WrapPolicy::size(recipe.sharding.min_num_params);
+    case AutoWrapPolicy::transformer_based:
+      break;
+  }
+  const auto& classes = recipe.sharding.transformer_layer_cls_to_wrap;
+  return WrapPolicy::transformer(classes.empty() ? std::vector{model.layer_class()} : classes);
+}
+
+ShardingOptions sharding_options(const Recipe& recipe, const Context& context,
+                                 const models::LanguageModel& model) {
+  const ShardingRecipe& chosen = recipe.sharding;
+  TESSERA_CHECK(chosen.mixed_precision != MixedPrecision::fp16, ErrorCode::configuration,
+                "{}: sharding.mixed_precision: fp16 needs a loss scaler, which this version has "
+                "not; use bf16",
+                where(recipe, "sharding.mixed_precision"));
+  ShardingOptions options;
+  options.strategy = chosen.sharding_strategy;
+  options.wrap = wrap_policy(recipe, model);
+  if (chosen.mixed_precision == MixedPrecision::bf16) options.param_dtype = bfloat16;
+  options.reduce_dtype = chosen.reduce_dtype;
+  options.backward_prefetch = chosen.backward_prefetch;
+  options.forward_prefetch = chosen.forward_prefetch;
+  options.group_size = static_cast<int>(chosen.group_size.value_or(context.world().local_size));
+  options.reduction_group = static_cast<int>(chosen.reduction_group.value_or(0));
+  return options;
+}
+
+std::unique_ptr<optim::Optimizer> make_optimizer(const TrainRecipe& train,
+                                                 std::vector<nn::NamedParameter> parameters) {
+  if (train.optimizer == OptimizerKind::sgd) {
+    return std::make_unique<optim::Sgd>(std::move(parameters),
+                                        optim::SgdOptions{.lr = train.lr,
+                                                          .momentum = train.momentum,
+                                                          .weight_decay = train.weight_decay,
+                                                          .decay = optim::decay_matrices});
+  }
+  return std::make_unique<optim::AdamW>(std::move(parameters),
+                                        optim::AdamWOptions{.lr = train.lr,
+                                                            .beta1 = train.betas[0],
+                                                            .beta2 = train.betas[1],
+                                                            .eps = train.eps,
+                                                            .weight_decay = train.weight_decay,
+                                                            .decay = optim::decay_matrices});
+}
+
+optim::Schedule make_schedule(const TrainRecipe& train) {
+  optim::Schedule schedule;
+  switch (train.lr_schedule) {
+    case LearningRateSchedule::constant:
+      schedule.kind = optim::ScheduleKind::constant;
+      break;
+    case LearningRateSchedule::linear:
+      schedule.kind = optim::ScheduleKind::linear;
+      break;
+    case LearningRateSchedule::cosine:
+      schedule.kind = optim::ScheduleKind::cosine;
+      break;
+  }
+  schedule.peak = train.lr;
+  schedule.minimum = train.min_lr;
+  schedule.warmup_steps = train.warmup_steps;
+  schedule.decay_steps = train.lr_decay_steps.value_or(train.steps);
+  return schedule;
+}
+
+Tensor ids_of(const std::vector<std::int32_t>& ids, const Batch& batch) {
+  return Tensor::from(std::span<const std::int32_t>(ids), {batch.count, batch.seq_len});
+}
+
+// What the ranks tell each other once a step.
+struct StepReport {
+  double loss = 0;
+  std::int64_t peak_bytes = 0;
+  double exposed_seconds = 0;
+  int interruption = 0;
+};
+
+}  // namespace
+
+TrainingRun::TrainingRun(const Recipe& recipe, Context context)
+    : recipe_(recipe), context_(std::move(context)), schedule_(make_schedule(recipe.train)) {
+  TESSERA_CHECK(recipe_.train.device != DeviceChoice::cuda, ErrorCode::configuration,
+                "{}: train.device: cuda is not in this build; use cpu or auto",
+                where(recipe_, "train.device"));
+  batch_size_ = batch_size_per_rank(recipe_, context_.world_size());
+
+  // Data first: what is wrong with a file is said before a model is built.
+  const auto tokenizer = make_tokenizer(recipe_.data.tokenizer);
+  const auto seed = static_cast<std::uint64_t>(recipe_.train.seed);
+  samples_ =
+      std::make_unique<Samples>(std::make_shared<Corpus>(recipe_.data.train, *tokenizer),
+                                SampleOptions{recipe_.model.seq_len, recipe_.data.shuffle, seed});
+  if (recipe_.data.valid) {
+    validation_ =
+        std::make_unique<Samples>(std::make_shared<Corpus>(*recipe_.data.valid, *tokenizer),
+                                  SampleOptions{recipe_.model.seq_len, false, seed});
+  }
+
+  manual_seed(seed);
+  {
+    const DeviceGuard deferred(Device::meta());  // each rank draws its own shard only
+    model_ = models::make_language_model(model_configuration(recipe_),
+                                         recipe_.model.pretrained.value_or(recipe_.source));
+  }
+  TESSERA_CHECK(model_->vocabulary() >= tokenizer->vocabulary_size(), ErrorCode::configuration,
+                "{}: a vocabulary of {} is too small for the {} tokens of data.tokenizer: {}",
+                recipe_.source, model_->vocabulary(), tokenizer->vocabulary_size(),
+                recipe_.data.tokenizer);
+  TESSERA_CHECK(recipe_.model.seq_len <= model_->positions(), ErrorCode::configuration,
+                "{}: model.seq_len {} is more than the {} positions of the model",
+                where(recipe_, "model.seq_len"), recipe_.model.seq_len, model_->positions());
+  sharded_.emplace(*model_, context_, sharding_options(recipe_, context_, *model_));
+  optimizer_ = make_optimizer(recipe_.train, sharded_->parameters());
+}
+
+double TrainingRun::forward_backward(std::int64_t micro_batch, std::int64_t accumulated) {
+  const std::int64_t world = context_.world_size();
+  const std::int64_t first =
+      position_.samples + (micro_batch * world + context_.rank()) * batch_size_;
+  samples_->fill(first, batch_size_, batch_);
+  begin_batch(
+      {static_cast<std::uint64_t>(position_.micro_batches + micro_batch), first, batch_size_});
+  const Tensor loss = model_->loss(ids_of(batch_.inputs, batch_), ids_of(batch_.targets, batch_));
+  const double value = loss.item();
+  // With several micro-batches the gradient is that of their mean.
+  (accumulated == 1 ? loss : loss * (1.0 / static_cast<double>(accumulated))).backward();
+  return value;
+}
+
+StepMetrics TrainingRun::step() {
+  const auto begin = std::chrono::steady_clock::now();
+  const CommunicationStatistics before = sharded_->communication();
+  const std::int64_t accumulated = recipe_.train.gradient_accumulation_steps;
+  model_->train();
+  double loss = 0;
+  for (std::int64_t micro = 0; micro < accumulated; ++micro) {
+    std::optional<ShardedModel::NoSync> local_only;
+    if (!recipe_.train.sync_each_batch && micro + 1 < accumulated) {
+      local_only.emplace(*sharded_);
+    }
+    loss += forward_backward(micro, accumulated) / static_cast<double>(accumulated);
+  }
+  StepMetrics metrics;
+  metrics.grad_norm = static_cast<float>(sharded_->clip_grad_norm(recipe_.train.max_grad_norm));
+  metrics.lr = schedule_.at(position_.steps);
+  agree(metrics, loss);
+  TESSERA_CHECK(std::isfinite(metrics.loss) && std::isfinite(metrics.grad_norm), ErrorCode::numeric,
+                "step {}: loss {} and gradient norm {} are not finite; lower train.lr, or resume "
+                "from the last checkpoint",
+                position_.steps + 1, metrics.loss, metrics.grad_norm);
+  optimizer_->set_learning_rate(metrics.lr);
+  optimizer_->step();
+  optimizer_->zero_grad();
+
+  position_.steps += 1;
+  position_.micro_batches += accumulated;
+  const std::int64_t samples = accumulated * batch_size_ * context_.world_size();
+  position_.samples += samples;
+  metrics.step = position_.steps;
+  metrics.comm_bytes = static_cast<std::int64_t>(sharded_->communication().bytes - before.bytes);
+  metrics.exposed_comm_s = sharded_->communication().exposed_seconds - before.exposed_seconds;
+  metrics.step_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  metrics.samples_per_s = static_cast<double>(samples) / metrics.step_s;
+  metrics.tokens_per_s = metrics.samples_per_s * static_cast<double>(recipe_.model.seq_len);
+  return metrics;
+}
+
+void TrainingRun::agree(StepMetrics& metrics, double loss) {
+  StepReport mine{loss, peak_resident_bytes(), 0, InterruptionWatch::signal()};
+  std::string bytes(sizeof mine, '\0');
+  std::memcpy(bytes.data(), &mine, sizeof mine);
+  double total = 0;
+  interruption_ = 0;
+  const comm::Tag tag{static_cast<std::uint64_t>(position_.steps), 0, comm::Phase::metrics};
+  for (const std::string& part : context_.communicator().exchange(bytes, tag)) {
+    StepReport report;
+    std::memcpy(&report, part.data(), sizeof report);
+    total += report.loss;
+    metrics.peak_bytes = std::max(metrics.peak_bytes, report.peak_bytes);
+    interruption_ = std::max(interruption_, report.interruption);
+  }
+  metrics.loss = static_cast<float>(total / context_.world_size());
+}
+
+double TrainingRun::evaluate() {
+  TESSERA_REQUIRE(validation_ != nullptr, "evaluate() without data.valid");
+  const NoGradGuard no_grad;
+  model_->eval();
+  double total = 0;
+  for (std::int64_t i = 0; i < recipe_.train.eval_batches; ++i) {
+    const std::int64_t first =
+        first_sample_of(i, context_.world_size(), context_.rank(), batch_size_);
+    const Batch batch = validation_->batch(first, batch_size_);
+    total += model_->loss(ids_of(batch.inputs, batch), ids_of(batch.targets, batch)).item();
+  }
+  return context_.mean(total / static_cast<double>(recipe_.train.eval_batches));
+}
+
+std::string TrainingRun::describe() const {
+  std::int64_t parameters = 0;
+  for (const auto& parameter : sharded_->sharded_parameters())
+    parameters += parameter.shape.elements();
+  return fmt::format(
+      "{} parameters, {} over {} ranks, batch {} x {} tokens a rank, {} samples an epoch",
+      parameters, name_of(recipe_.sharding.sharding_strategy), context_.world_size(), batch_size_,
+      recipe_.model.seq_len, samples_->samples_per_epoch());
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,74 @@
+// A training run built from a recipe: model, optimizer, data and position, and the steps over them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/metrics.h"
+#include "cli/recipe.h"
+#include "engine/data/samples.h"
+#include "engine/optim/optimizer.h"
+#include "engine/optim/schedule.h"
+#include "models/language_model.h"
+#include "sharding/fully_shard.h"
+
+namespace tessera::cli {
+
+// Where a run stands. The same on every rank; belongs to no world size.
+struct TrainingPosition {
+  std::int64_t steps = 0;          // optimizer steps done
+  std::int64_t micro_batches = 0;  // forwards done: keys dropout
+  std::int64_t samples = 0;        // global samples consumed: the next batch begins there
+};
+
+class TrainingRun {
+ public:
+  // Collective. Builds everything; nothing is read from a checkpoint yet except a pretrained
+  // folder's weights.
+  TrainingRun(const Recipe& recipe, Context context);
+
+  // Collective. Goes on from what the recipe's `resume` says, if there is something; notes for the
+  // user come back.
+  std::vector<std::string> resume();
+
+  // Collective. One optimizer step over gradient_accumulation_steps micro-batches. A loss or
+  // gradient that is not finite is an Error(numeric) that leaves parameters as they were.
+  StepMetrics step();
+  // Collective. Mean loss over the recipe's validation batches.
+  double evaluate();
+  // Collective. Writes a checkpoint of the present position and returns its folder.
+  std::string save();
+
+  [[nodiscard]] const TrainingPosition& position() const { return position_; }
+  [[nodiscard]] bool evaluates() const { return validation_ != nullptr; }
+  // The largest signal number that a rank noted during the last step (agreed on by all).
+  [[nodiscard]] int interruption() const { return interruption_; }
+  [[nodiscard]] std::string describe() const;
+
+ private:
+  void load_pretrained();
+  void load_checkpoint(const std::string& folder);
+  double forward_backward(std::int64_t micro_batch, std::int64_t accumulated);
+  void agree(StepMetrics& metrics, double loss);
+
+  Recipe recipe_;
+  Context context_;
+  std::unique_ptr<models::LanguageModel> model_;
+  std::optional<ShardedModel> sharded_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  optim::Schedule schedule_;
+  std::unique_ptr<Samples> samples_;
+  std::unique_ptr<Samples> validation_;
+  std::int64_t batch_size_ = 0;
+  TrainingPosition position_;
+  Batch batch_;
+  int interruption_ = 0;
+};
+
+// The model's configuration: the recipe's, or a pretrained folder's with the recipe's changes.
+nlohmann::json model_configuration(const Recipe& recipe);
+
+}  // namespace tessera::cli

@@ -1,0 +1,120 @@
+// What a run reads and writes: pretrained weights, checkpoints, the position in them.
+#include <fstream>
+
+#include "checkpoint/sharded_state.h"
+#include "cli/training_run.h"
+#include "kernels/base/error.h"
+
+namespace tessera::cli {
+namespace {
+
+nlohmann::json read_json(const std::filesystem::path& path) {
+  std::ifstream stream(path);
+  TESSERA_CHECK(stream.is_open(), ErrorCode::configuration,
+                "{}: cannot be read; a model folder has a config.json", path.string());
+  nlohmann::json json = nlohmann::json::parse(stream, nullptr, false);
+  TESSERA_CHECK(json.is_object(), ErrorCode::configuration, "{}: not a JSON object", path.string());
+  return json;
+}
+
+}  // namespace
+
+nlohmann::json model_configuration(const Recipe& recipe) {
+  nlohmann::json config = recipe.model.config;
+  if (recipe.model.pretrained) {
+    nlohmann::json folder =
+        read_json(std::filesystem::path(*recipe.model.pretrained) / "config.json");
+    folder.update(config);
+    return folder;
+  }
+  config["model_type"] = recipe.model.architecture;
+  return config;
+}
+
+void TrainingRun::load_pretrained() {
+  checkpoint::State state = checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::load);
+  const models::HuggingFaceNames names = model_->hugging_face_names();
+  checkpoint::load_hugging_face(*recipe_.model.pretrained, state.model, names.ignored,
+                                names.aliases);
+}
+
+std::vector<std::string> TrainingRun::resume() {
+  std::vector<std::string> notes;
+  const std::string& mode = recipe_.checkpoint.resume;
+  if (mode == "auto" && recipe_.checkpoint.dir) {
+    const auto found = checkpoint::find_latest(context_.communicator(), *recipe_.checkpoint.dir);
+    if (found) {
+      for (const std::string& reason : found->skipped) notes.push_back("passed over " + reason);
+      load_checkpoint(found->path.string());
+      notes.push_back(fmt::format("resumed from {}", found->path.string()));
+      return notes;
+    }
+  } else if (mode != "auto" && mode != "never") {
+    // A step folder, or a folder of steps.
+    const std::filesystem::path path = mode;
+    if (std::filesystem::exists(path / "manifest.json")) {
+      load_checkpoint(mode);
+      return {fmt::format("resumed from {}", mode)};
+    }
+    const auto found = checkpoint::find_latest(context_.communicator(), path);
+    TESSERA_CHECK(
+        found.has_value(), ErrorCode::checkpoint,
+        "{}: checkpoint.resume: {} has no committed checkpoint (step-N with a manifest.json)",
+        where(recipe_, "checkpoint.resume"), mode);
+    load_checkpoint(found->path.string());
+    return {fmt::format("resumed from {}", found->path.string())};
+  }
+  if (recipe_.model.pretrained) {
+    load_pretrained();
+    notes.push_back(fmt::format("weights from {}", *recipe_.model.pretrained));
+  }
+  return notes;
+}
+
+void TrainingRun::load_checkpoint(const std::string& folder) {
+  const nlohmann::json scalars = load(context_, folder, *sharded_, *optimizer_);
+  const auto position = scalars.find("position");
+  const auto corpus = scalars.find("corpus");
+  TESSERA_CHECK(position != scalars.end() && position->is_object() && corpus != scalars.end(),
+                ErrorCode::checkpoint,
+                "{}: the manifest has no training position; it was not written by tessera train",
+                folder);
+  TESSERA_CHECK(*corpus == samples_->corpus().fingerprint(), ErrorCode::data,
+                "{}: {} is not the text that the run in {} was trained on, so its place in it is "
+                "lost; give the old "
+                "file, or start anew from the weights with model.pretrained",
+                where(recipe_, "data.train"), recipe_.data.train, folder);
+  TESSERA_CHECK(scalars.value("seq_len", std::int64_t{0}) == recipe_.model.seq_len &&
+                    scalars.value("seed", std::int64_t{0}) == recipe_.train.seed &&
+                    scalars.value("shuffle", false) == recipe_.data.shuffle,
+                ErrorCode::configuration,
+                "{}: the run there has model.seq_len {}, train.seed {} and data.shuffle {}; with "
+                "others the data order "
+                "would be another",
+                folder, scalars.value("seq_len", std::int64_t{0}),
+                scalars.value("seed", std::int64_t{0}), scalars.value("shuffle", false));
+  position_.steps = position->at("steps").get<std::int64_t>();
+  position_.micro_batches = position->at("micro_batches").get<std::int64_t>();
+  position_.samples = position->at("samples").get<std::int64_t>();
+}
+
+std::string TrainingRun::save() {
+  SaveOptions options;
+  options.step = position_.steps;
+  options.type = recipe_.checkpoint.state_dict_type;
+  options.model_dtype = recipe_.checkpoint.dtype;
+  options.keep = static_cast<int>(recipe_.checkpoint.keep);
+  options.scalars = {{"position",
+                      {{"steps", position_.steps},
+                       {"micro_batches", position_.micro_batches},
+                       {"samples", position_.samples}}},
+                     {"corpus", samples_->corpus().fingerprint()},
+                     {"seq_len", recipe_.model.seq_len},
+                     {"seed", recipe_.train.seed},
+                     {"shuffle", recipe_.data.shuffle}};
+  options.files["config.json"] = model_->config(recipe_.checkpoint.dtype).dump(2) + "\n";
+  options.files["recipe.json"] = to_json(recipe_).dump(2) + "\n";
+  return tessera::save(context_, *recipe_.checkpoint.dir, *sharded_, *optimizer_, options).string();
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,261 @@
+// A save that fails, dies or loses power at any of its system calls: the old checkpoint stays,
+// find_latest gives the old or the new one, and the next save works.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include "checkpoint/faulty_calls.h"
+#include "checkpoint/support.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using namespace testing;
+
+// The step 1 that is there, and what is saved over or beside it.
+struct Scenario {
+  const char* name;
+  StateDictType type;
+  std::int64_t step;  // of the new save, whose contents are version 2
+  int keep;
+  int world;
+  bool no_exchange;
+};
+
+void PrintTo(const Scenario& scenario, std::ostream* out) {
+  *out << scenario.name;
+}
+
+class SaveFaults : public ::testing::TestWithParam<Scenario> {
+ protected:
+  void SetUp() override {
+    save_version(base(), 0);
+    save_version(base(), 1);
+  }
+
+  // A fresh copy of the folder with steps 0 and 1.
+  void reset() {
+    fs::remove_all(dir());
+    fs::copy(base(), dir(), fs::copy_options::recursive);
+  }
+
+  void save_new(FaultyCalls* calls, std::vector<std::string>* errors = nullptr) {
+    const Scenario& scenario = GetParam();
+    if (calls != nullptr) calls->no_exchange = scenario.no_exchange;
+    comm::run_local(scenario.world, [&](const auto& communicator) {
+      std::optional<ScopedSystemCalls> scope;
+      if (calls != nullptr) scope.emplace(*calls);
+      const int rank = communicator->rank();
+      const RankState own = make_state(rank, scenario.world, 2, even_cut(), true);
+      const auto attempt = [&] {
+        save(*communicator, dir(), scenario.step, own.state,
+             {.type = scenario.type, .keep = scenario.keep, .files = {{"config.json", "{}"}}});
+      };
+      if (errors == nullptr) return attempt();
+      try {
+        attempt();
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::checkpoint);
+        (*errors)[static_cast<std::size_t>(rank)] = error.what();
+      }
+    });
+  }
+
+  int count_calls() {
+    reset();
+    FaultyCalls calls(Fault::none, 0);
+    save_new(&calls);
+    return calls.calls();
+  }
+
+  // Old or new, whole; returns the version found.
+  int expect_old_or_new() {
+    const auto found = find_latest_alone(dir());
+    EXPECT_TRUE(found.has_value());
+    if (!found) return -1;
+    const int version = read_scalars(found->path).at("step").get<int>();
+    EXPECT_TRUE(version == 1 || version == 2 || (GetParam().no_exchange && version == 0));
+    expect_version(found->path, version);
+    return version;
+  }
+
+  void expect_no_leftovers() {
+    for (const auto& entry : fs::directory_iterator(dir())) {
+      const std::string name = entry.path().filename();
+      EXPECT_EQ(name.find(".partial-"), std::string::npos) << name;
+      EXPECT_EQ(name.find(".removed-"), std::string::npos) << name;
+    }
+  }
+
+  [[nodiscard]] fs::path base() const { return folder_.path() / "base"; }
+  [[nodiscard]] fs::path dir() const { return folder_.path() / "checkpoints"; }
+
+  TemporaryFolder folder_;
+};
+
+void sweep_deaths(Fault fault, int total, const std::function<void()>& reset,
+                  const std::function<void(FaultyCalls*)>& save_new,
+                  const std::function<void()>& check) {
+  for (int k = 1; k <= total; ++k) {
+    SCOPED_TRACE(fmt::format("call {} of {}", k, total));
+    reset();
+    const pid_t child = ::fork();
+    ASSERT_NE(child, -1);
+    if (child == 0) {
+      FaultyCalls calls(fault, k);
+      save_new(&calls);
+      ::_exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFEXITED(status));
+    ASSERT_EQ(WEXITSTATUS(status), FaultyCalls::exit_status);
+    check();
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+TEST_P(SaveFaults, DiesAtEveryCall) {
+  const int total = count_calls();
+  EXPECT_GT(total, 20);
+  for (const Fault fault : {Fault::kill, Fault::power_loss}) {
+    sweep_deaths(
+        fault, total, [&] { reset(); }, [&](FaultyCalls* calls) { save_new(calls); },
+        [&] {
+          expect_old_or_new();
+          FaultyCalls none(Fault::none, 0);
+          save_new(&none);  // and life goes on
+          expect_no_leftovers();
+          expect_version(dir() / fmt::format("step-{}", GetParam().step), 2);
+        });
+  }
+}
+
+TEST_P(SaveFaults, FailsAtEveryCall) {
+  const int total = count_calls();
+  for (const int error_number : {EIO, ENOSPC}) {
+    for (int k = 1; k <= total; ++k) {
+      SCOPED_TRACE(fmt::format("call {} of {}, errno {}", k, total, error_number));
+      reset();
+      FaultyCalls calls(Fault::error, k, error_number);
+      std::vector<std::string> errors(static_cast<std::size_t>(GetParam().world));
+      save_new(&calls, &errors);
+      for (const std::string& error : errors) EXPECT_EQ(error, errors[0]);
+      EXPECT_TRUE(has(errors[0], error_number == EIO ? "EIO" : "ENOSPC"));
+      const int version = expect_old_or_new();
+      // An error after the rename says that the new step is there.
+      EXPECT_TRUE(!has(errors[0], "is committed and complete") || version == 2);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_P(SaveFaults, FailsFromACallOn) {
+  const int total = count_calls();
+  for (int k = 1; k <= total; k += 3) {
+    SCOPED_TRACE(fmt::format("call {} of {}", k, total));
+    reset();
+    FaultyCalls calls(Fault::errors_on, k, EROFS);
+    std::vector<std::string> errors(static_cast<std::size_t>(GetParam().world));
+    save_new(&calls, &errors);
+    for (const std::string& error : errors) EXPECT_EQ(error, errors[0]);
+    EXPECT_TRUE(has(errors[0], "EROFS"));
+    expect_old_or_new();
+    if (HasFailure()) return;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Scenarios, SaveFaults,
+    ::testing::Values(Scenario{"FullBesideOld", StateDictType::full, 2, 0, 1, false},
+                      Scenario{"FullWithRetention", StateDictType::full, 2, 1, 1, false},
+                      Scenario{"FullOverOld", StateDictType::full, 1, 0, 1, false},
+                      Scenario{"FullOverOldWithoutExchange", StateDictType::full, 1, 0, 1, true},
+                      Scenario{"ShardedTwoRanks", StateDictType::sharded, 2, 1, 2, false}),
+    [](const auto& scenario) { return std::string(scenario.param.name); });
+
+// Writes and reads of at most seven bytes, and every other call interrupted by a signal.
+class HaltingCalls final : public SystemCalls {
+ public:
+  int open(const char* path, int flags, mode_t mode) override {
+    return interrupted() ? -1 : SystemCalls::open(path, flags, mode);
+  }
+  ssize_t pread(int fd, void* data, std::size_t bytes, off_t offset) override {
+    return interrupted() ? -1
+                         : SystemCalls::pread(fd, data, std::min<std::size_t>(bytes, 7), offset);
+  }
+  ssize_t pwrite(int fd, const void* data, std::size_t bytes, off_t offset) override {
+    return interrupted() ? -1
+                         : SystemCalls::pwrite(fd, data, std::min<std::size_t>(bytes, 7), offset);
+  }
+  int ftruncate(int fd, off_t bytes) override {
+    return interrupted() ? -1 : SystemCalls::ftruncate(fd, bytes);
+  }
+  int fsync(int fd) override { return interrupted() ? -1 : SystemCalls::fsync(fd); }
+  int flock(int fd, int operation) override {
+    return interrupted() ? -1 : SystemCalls::flock(fd, operation);
+  }
+
+ private:
+  bool interrupted() {
+    errno = EINTR;
+    return (calls_++ & 1u) == 0;
+  }
+  std::atomic<unsigned> calls_{0};
+};
+
+TEST(Faults, ShortAndInterruptedCallsChangeNothing) {
+  TemporaryFolder folder;
+  HaltingCalls calls;
+  comm::run_local(1, [&](const auto& communicator) {
+    const ScopedSystemCalls scope(calls);
+    const auto step = save_version(*communicator, folder.path(), 5, {});
+    RankState own = make_state(0, 1, 0, whole_cut(), false);
+    load(*communicator, step, own.state);
+    EXPECT_EQ(wrong_elements(own.state, 5), 0);
+  });
+  expect_version(folder.path() / "step-5", 5);
+}
+
+class SmallDisk final : public SystemCalls {
+ public:
+  int statvfs(const char* path, struct statvfs* result) override {
+    const int status = SystemCalls::statvfs(path, result);
+    result->f_bavail = 3;
+    result->f_frsize = 512;
+    return status;
+  }
+};
+
+TEST(Faults, AFullDiskIsSeenBeforeTheFirstByte) {
+  TemporaryFolder folder;
+  save_version(folder.path(), 1);
+  SmallDisk calls;
+  comm::run_local(2, [&](const auto& communicator) {
+    const ScopedSystemCalls scope(calls);
+    const std::string text = error_of([&] { save_version(*communicator, folder.path(), 2, {}); });
+    EXPECT_TRUE(has(text, "the checkpoint needs "));
+    EXPECT_TRUE(has(text, "has 1536 free"));
+  });
+  EXPECT_EQ(find_latest_alone(folder.path())->step, 1);
+}
+
+TEST(Faults, AReadErrorIsNotSilent) {
+  TemporaryFolder folder;
+  save_version(folder.path(), 1);
+  class Unreadable final : public SystemCalls {
+    ssize_t pread(int, void*, std::size_t, off_t) override {
+      errno = EIO;
+      return -1;
+    }
+  } calls;
+  comm::run_local(1, [&](const auto& communicator) {
+    const ScopedSystemCalls scope(calls);
+    RankState own = make_state(0, 1, 0, whole_cut(), false);
+    const std::string text =
+        error_of([&] { load(*communicator, folder.path() / "step-1", own.state); });
+    EXPECT_TRUE(has(text, "EIO"));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint

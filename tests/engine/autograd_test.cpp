@@ -1,0 +1,226 @@
+// The tape: where gradients land, what a backward frees, and what is refused.
+#include "engine/autograd.h"
+
+#include <gtest/gtest.h>
+
+#include <span>
+#include <vector>
+
+#include "engine/ops.h"
+#include "support/gradient_check.h"
+#include "support/one_thread.h"
+
+namespace tessera {
+namespace {
+
+using testing::leaf;
+using testing::values;
+
+Tensor fp32_leaf(const std::vector<float>& numbers) {
+  return Tensor::from(numbers, {static_cast<std::int64_t>(numbers.size())}).set_requires_grad(true);
+}
+
+using Numbers = std::vector<double>;
+
+TEST(Autograd, GradientsAddUpUntilTheyAreZeroed) {
+  Tensor x = fp32_leaf({1, 2});
+  EXPECT_FALSE(x.grad().defined());
+  sum(x * x).backward();
+  EXPECT_EQ(x.grad().to_vector(), (Numbers{2, 4}));
+  sum(x).backward();
+  EXPECT_EQ(x.grad().to_vector(), (Numbers{3, 5}));
+  x.zero_grad();
+  EXPECT_FALSE(x.grad().defined());
+  sum(x).backward();
+  EXPECT_EQ(x.grad().to_vector(), (Numbers{1, 1}));
+}
+
+TEST(Autograd, AGivenGradientViewIsWrittenInPlace) {
+  const Tensor buffer = Tensor::full({6}, 100);
+  const Tensor weight = values({2, 2}, 1);
+  Tensor parameter = Tensor::empty({2, 2}).set_requires_grad(true);
+  parameter.copy_from(weight);
+  parameter.impl()->grad =
+      Tensor::view_of(buffer.storage(), 2 * sizeof(float), {2, 2}, float32).impl();
+  const Tensor x = Tensor::full({1, 2}, 1);
+  sum(linear(x, parameter)).backward();  // written by a kernel
+  EXPECT_EQ(buffer.to_vector(), (Numbers{100, 100, 1, 1, 1, 1}));
+  sum(parameter).backward();  // handed over and added
+  EXPECT_EQ(buffer.to_vector(), (Numbers{100, 100, 2, 2, 2, 2}));
+  EXPECT_EQ(parameter.grad().data(), buffer.data() + 2 * sizeof(float));
+}
+
+TEST(Autograd, AGivenGradientMayHaveAnotherDtype) {
+  Tensor parameter = Tensor::full({2}, 3, bfloat16).set_requires_grad(true);
+  parameter.impl()->grad = Tensor::empty({2}, float32).impl();
+  for (const double wanted : {6.0, 12.0}) {
+    sum(square(parameter)).backward();
+    EXPECT_EQ(parameter.grad().dtype(), float32);
+    EXPECT_EQ(parameter.grad().to_vector(), (Numbers{wanted, wanted}));
+  }
+}
+
+TEST(Autograd, AFactorLeftByClippingConcernsOnlyWhatWasThere) {
+  Tensor x = fp32_leaf({1});
+  sum(x * 8.0).backward();
+  x.impl()->grad_scale = 0.5f;
+  sum(x * 3.0).backward();
+  EXPECT_EQ(x.grad().to_vector(), (Numbers{7}));
+  x.impl()->grad_scale = 0.5f;
+  EXPECT_EQ(x.grad().to_vector(), (Numbers{3.5}));
+  EXPECT_EQ(x.grad().to_vector(), (Numbers{3.5}));  // once
+}
+
+TEST(Autograd, NothingIsRecordedWithoutNeed) {
+  Tensor x = fp32_leaf({1});
+  {
+    const NoGradGuard no_grad;
+    EXPECT_FALSE(grad_enabled());
+    EXPECT_FALSE((x * 2.0).requires_grad());
+  }
+  EXPECT_TRUE(grad_enabled());
+  EXPECT_FALSE((Tensor::full({1}, 1) * 2.0).requires_grad());
+  EXPECT_FALSE((x.detach() * 2.0).requires_grad());
+  EXPECT_TRUE((x * 2.0).requires_grad());
+}
+
+TEST(Autograd, BackwardFreesWhatWasSaved) {
+  const Tensor x = fp32_leaf(std::vector<float>(1000, 1.0f));
+  const Tensor y = x * 2.0;
+  const std::weak_ptr<Storage> saved = [&] {
+    const Tensor hidden = relu(y);
+    const Tensor loss = sum(hidden * hidden);
+    std::weak_ptr<Storage> storage = hidden.storage();
+    EXPECT_FALSE(storage.expired());
+    loss.backward();
+    return storage;
+  }();
+  EXPECT_TRUE(saved.expired());
+}
+
+TEST(Autograd, ASecondBackwardThroughAFreedGraphIsRefused) {
+  const Tensor x = fp32_leaf({1});
+  const Tensor shared = x * 2.0;
+  const Tensor a = sum(shared * 3.0);
+  const Tensor b = sum(shared * 4.0);
+  a.backward();
+  EXPECT_THROW(a.backward(), std::logic_error);
+  EXPECT_THROW(b.backward(), std::logic_error);
+}
+
+TEST(Autograd, RefusesRootsWithoutGradientAndWrongSeeds) {
+  const Tensor x = fp32_leaf({1, 2});
+  EXPECT_THROW(Tensor::full({}, 1).backward(), std::logic_error);
+  EXPECT_THROW((x * 2.0).backward(), std::logic_error);  // not a scalar
+  EXPECT_THROW((x * 2.0).backward(Tensor::full({3}, 1)), std::logic_error);
+  EXPECT_THROW((x * 2.0).backward(Tensor::full({2}, 1, float64)), std::logic_error);
+  (x * 2.0).backward(Tensor::from(std::vector<float>{1, 10}, {2}));
+  EXPECT_EQ(x.grad().to_vector(), (Numbers{2, 20}));
+}
+
+TEST(Autograd, TheSeedIsNotWrittenTo) {
+  const Tensor x = fp32_leaf({1, 2});
+  const Tensor seed = Tensor::full({2}, 5);
+  const Tensor y = x * 1.0;
+  add(y, y).backward(seed);
+  EXPECT_EQ(seed.to_vector(), (Numbers{5, 5}));
+  EXPECT_EQ(x.grad().to_vector(), (Numbers{10, 10}));
+}
+
+TEST(Autograd, ALeafIsARootToo) {
+  Tensor x = fp32_leaf({4});
+  x.backward();
+  x.backward();
+  EXPECT_EQ(x.grad().to_vector(), (Numbers{2}));
+}
+
+TEST(Autograd, GradientsReachOnlyWhatTheRootDependsOn) {
+  const Tensor x = fp32_leaf({1});
+  const Tensor y = fp32_leaf({1});
+  const auto [total, normalised] = add_rms_norm(x * 1.0, y * 1.0, {});
+  (void)normalised;  // an output that nobody uses
+  sum(total).backward();
+  EXPECT_EQ(y.grad().to_vector(), (Numbers{1}));
+  const Tensor unused = y * 2.0;
+  sum(x * 3.0).backward();
+  EXPECT_EQ(y.grad().to_vector(), (Numbers{1}));
+}
+
+TEST(Autograd, LongChainsNeedNoDeepStack) {
+  const testing::OneThread one_thread;
+  const Tensor x = fp32_leaf({1});
+  const auto chain = [&] {
+    Tensor y = x;
+    for (int i = 0; i < 40'000; ++i) y = relu(y + y.detach() * 0.0);
+    return sum(y);
+  };
+  (void)chain();  // dropped without a backward
+  chain().backward();
+  EXPECT_EQ(x.grad().to_vector(), (Numbers{1}));
+}
+
+TEST(Autograd, CallbacksRunWhenBackwardHasFinished) {
+  EXPECT_THROW(autograd::at_end_of_backward([] {}), std::logic_error);
+  EXPECT_FALSE(autograd::in_backward());
+  const Tensor x = fp32_leaf({1});
+  std::vector<int> order;
+  const Tensor hooked = x * 2.0;
+  Tensor y = Tensor::empty({1});
+  y.copy_from(hooked);
+  autograd::record(Op::affine, {hooked}, {y},
+                   [&](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+                     EXPECT_TRUE(autograd::in_backward());
+                     order.push_back(1);
+                     autograd::at_end_of_backward([&] {
+                       EXPECT_TRUE(x.grad().defined());
+                       order.push_back(2);
+                     });
+                     sink.add(0, dout[0]);
+                   });
+  y.backward();
+  EXPECT_EQ(order, (std::vector<int>{1, 2}));
+}
+
+TEST(Autograd, AnErrorInBackwardLeavesTheEngineUsable) {
+  const Tensor x = fp32_leaf({1});
+  const Tensor hooked = x * 2.0;
+  const Tensor y = Tensor::empty({1});
+  autograd::record(Op::affine, {hooked}, {y}, [](std::vector<Tensor>&, autograd::GradientSink&) {
+    throw std::runtime_error("stop");
+  });
+  EXPECT_THROW(y.backward(), std::runtime_error);
+  EXPECT_FALSE(autograd::in_backward());
+  EXPECT_TRUE(grad_enabled());
+  sum(x * 5.0).backward();
+  EXPECT_EQ(x.grad().to_vector(), (Numbers{5}));
+}
+
+// A parameter's memory is taken away after forward and given back at another address before
+// backward, as sharding does.
+TEST(Autograd, GradientsAreRightWhenAParametersMemoryMovedMeanwhile) {
+  const Tensor weight = values({3, 4}, 1);
+  const Tensor x = leaf({2, 4}, 2);
+  Tensor whole = leaf({3, 4}, 1);
+  testing::weighted_sum(linear(x, reshape(whole, {3, 4}))).backward();
+  const Numbers wanted_weight = whole.grad().to_vector();
+  const Numbers wanted_x = x.grad().to_vector();
+
+  const auto storage = Storage::lent(weight.bytes(), Device::cpu(), "the layer");
+  Tensor moving = Tensor::view_of(storage, 0, {3, 4}, float64).set_requires_grad(true);
+  EXPECT_THROW((void)moving.data(), std::logic_error);
+  const Tensor first = weight.clone();
+  storage->attach(first.data());
+  const Tensor y = leaf({2, 4}, 2);
+  const Tensor loss = testing::weighted_sum(linear(y, reshape(moving, {3, 4})));
+  storage->detach();
+  for (double& value : std::span(first.data_as<double>(), 12)) value = -1e30;
+  const Tensor second = weight.clone();
+  storage->attach(second.data());
+  loss.backward();
+  storage->detach();
+  EXPECT_EQ(moving.grad().to_vector(), wanted_weight);
+  EXPECT_EQ(y.grad().to_vector(), wanted_x);
+}
+
+}  // namespace
+}  // namespace tessera

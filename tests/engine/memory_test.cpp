@@ -1,0 +1,93 @@
+// The memory pool: reuse, statistics, lifetimes across threads.
+#include "engine/memory.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "engine/tensor.h"
+#include "kernels/base/error.h"
+
+namespace tessera {
+namespace {
+
+TEST(MemoryPool, BlocksAreAlignedAndCounted) {
+  const auto pool = MemoryPool::create();
+  const auto small = pool->allocate(10);
+  const auto large = pool->allocate(3'000'001);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(small.get()) % 64, 0u);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(large.get()) % 4096, 0u);
+  EXPECT_EQ(pool->stats().in_use, 64u + 3'002'368u);
+  EXPECT_EQ(pool->stats().system_allocations, 2u);
+}
+
+TEST(MemoryPool, AFreedBlockServesTheNextOfItsSize) {
+  const auto pool = MemoryPool::create();
+  for (int i = 0; i < 100; ++i) (void)pool->allocate(100'000);
+  EXPECT_EQ(pool->stats().system_allocations, 1u);
+  const auto near = pool->allocate(95'000);  // within an eighth
+  EXPECT_EQ(pool->stats().system_allocations, 1u);
+  const auto far = pool->allocate(50'000);
+  EXPECT_EQ(pool->stats().system_allocations, 2u);
+}
+
+TEST(MemoryPool, KnowsItsPeakAndGivesBackOnTrim) {
+  const auto pool = MemoryPool::create();
+  {
+    const auto a = pool->allocate(1 << 20);
+    const auto b = pool->allocate(1 << 20);
+  }
+  EXPECT_EQ(pool->stats().peak_in_use, std::size_t{2} << 20);
+  EXPECT_EQ(pool->stats().in_use, 0u);
+  EXPECT_EQ(pool->stats().reserved, std::size_t{2} << 20);
+  pool->reset_peak();
+  EXPECT_EQ(pool->stats().peak_in_use, 0u);
+  pool->trim();
+  EXPECT_EQ(pool->stats().reserved, 0u);
+}
+
+TEST(MemoryPool, ABlockReturnsToItsPoolFromAnotherThread) {
+  const auto pool = MemoryPool::create();
+  auto block = pool->allocate(1000);
+  std::thread([block = std::move(block)]() mutable { block.reset(); }).join();
+  EXPECT_EQ(pool->stats().in_use, 0u);
+  (void)pool->allocate(1000);
+  EXPECT_EQ(pool->stats().system_allocations, 1u);
+}
+
+TEST(MemoryPool, ABlockOutlivesTheHandleOfItsPool) {
+  auto pool = MemoryPool::create();
+  const auto block = pool->allocate(1000);
+  pool.reset();
+  block.get()[999] = std::byte{1};
+}
+
+TEST(MemoryPool, ThreadsHaveTheirOwnUntilTheyShare) {
+  const auto mine = MemoryPool::current();
+  std::shared_ptr<MemoryPool> other;
+  std::thread([&] { other = MemoryPool::current(); }).join();
+  EXPECT_NE(mine, other);
+  std::thread([&] {
+    MemoryPool::set_current(mine);
+    const auto before = mine->stats().in_use;
+    const Tensor x = Tensor::empty({1000});
+    EXPECT_EQ(mine->stats().in_use, before + 4032);
+  }).join();
+}
+
+TEST(MemoryPool, SaysHowMuchWasAskedForWhenThereIsNoMore) {
+  const auto pool = MemoryPool::create();
+  try {
+    (void)pool->allocate(std::size_t{1} << 60);
+    FAIL() << "2^60 bytes were handed out";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::out_of_memory);
+    EXPECT_NE(std::string(error.what()).find("1152921504606846976"), std::string::npos);
+  }
+  EXPECT_EQ(pool->stats().in_use, 0u);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,127 @@
+// Tensors, shapes and storages: construction, views, conversion, and what is refused.
+#include "engine/tensor.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+#include <vector>
+
+#include "engine/ops.h"
+
+namespace tessera {
+namespace {
+
+using Numbers = std::vector<double>;
+
+TEST(Shape, CountsPrintsAndIndexesFromBothEnds) {
+  const Shape shape{2, 3, 4};
+  EXPECT_EQ(shape.elements(), 24);
+  EXPECT_EQ(shape[0], 2);
+  EXPECT_EQ(shape[-1], 4);
+  EXPECT_EQ(shape.to_string(), "[2, 3, 4]");
+  EXPECT_EQ(Shape{}.elements(), 1);
+  EXPECT_EQ((Shape{3, 0}).elements(), 0);
+  EXPECT_FALSE(shape == (Shape{2, 3}));
+  EXPECT_THROW((void)shape[3], std::logic_error);
+  EXPECT_THROW((Shape{-1}), std::logic_error);
+  EXPECT_THROW((Shape{1, 1, 1, 1, 1, 1, 1}), std::logic_error);
+}
+
+TEST(Tensor, HoldsWhatItWasMadeFrom) {
+  EXPECT_EQ(Tensor::from(std::vector<float>{1, 2, 3, 4}, {2, 2}).to_vector(),
+            (Numbers{1, 2, 3, 4}));
+  EXPECT_EQ(Tensor::zeros({2}).to_vector(), (Numbers{0, 0}));
+  EXPECT_EQ(Tensor::full({2}, 2.5, bfloat16).to_vector(), (Numbers{2.5, 2.5}));
+  EXPECT_EQ(Tensor::full({2}, 7, int64).to_vector(), (Numbers{7, 7}));
+  EXPECT_EQ(Tensor::scalar(-3).item(), -3);
+  EXPECT_TRUE(Tensor::empty({0, 3}).to_vector().empty());
+  EXPECT_THROW(Tensor::from(std::vector<float>{1, 2}, {3}), std::logic_error);
+  EXPECT_THROW((void)Tensor::zeros({2}).item(), std::logic_error);
+  EXPECT_THROW((void)Tensor::zeros({2}).data_as<double>(), std::logic_error);
+}
+
+TEST(Tensor, CopiesConvert) {
+  const Tensor source = Tensor::from(std::vector<float>{1.5f, -2, 1e9f}, {3});
+  for (const DType dtype : {float64, bfloat16, float32}) {
+    Tensor copy = Tensor::empty({3}, dtype);
+    const auto version = copy.storage()->version();
+    copy.copy_from(source);
+    EXPECT_NEAR(copy.to_vector()[2], 1e9, 4e6);
+    EXPECT_EQ(copy.to_vector()[0], 1.5);
+    EXPECT_GT(copy.storage()->version(), version);
+  }
+  const Tensor clone = source.clone();
+  EXPECT_NE(clone.data(), source.data());
+  EXPECT_EQ(clone.to_vector(), source.to_vector());
+  Tensor other = Tensor::empty({2});
+  EXPECT_THROW(other.copy_from(source), std::logic_error);
+}
+
+TEST(Tensor, ViewsShareMemory) {
+  const Tensor x = Tensor::from(std::vector<float>{1, 2, 3, 4, 5, 6}, {2, 3});
+  const Tensor tail = Tensor::view_of(x.storage(), 4 * sizeof(float), {2}, float32);
+  EXPECT_EQ(tail.to_vector(), (Numbers{5, 6}));
+  tail.data_as<float>()[0] = 50;
+  EXPECT_EQ(reshape(x, {3, 2}).to_vector()[4], 50);
+  EXPECT_EQ(x.detach().data(), x.data());
+  EXPECT_THROW(Tensor::view_of(x.storage(), 20, {2}, float32), std::logic_error);
+}
+
+TEST(Tensor, OnlyFloatingLeavesCanWantGradients) {
+  EXPECT_THROW(Tensor::zeros({2}, int32).set_requires_grad(true), std::logic_error);
+  const Tensor x = Tensor::zeros({2}).set_requires_grad(true);
+  Tensor y = x * 2.0;
+  EXPECT_THROW(y.set_requires_grad(false), std::logic_error);
+  EXPECT_FALSE(y.detach().requires_grad());
+}
+
+TEST(Tensor, TheDefaultDeviceIsTheThreads) {
+  const DeviceGuard guard(Device::meta());
+  EXPECT_TRUE(Tensor::empty({2}).is_meta());
+  std::thread([] { EXPECT_FALSE(Tensor::empty({2}).is_meta()); }).join();
+  EXPECT_EQ(Device::meta().to_string(), "meta");
+  EXPECT_EQ((Device{DeviceType::cuda, 1}).to_string(), "cuda:1");
+}
+
+TEST(Tensor, MetaTensorsHaveNoMemory) {
+  const Tensor x = Tensor::empty({1'000'000, 1'000'000}, float32, Device::meta());
+  EXPECT_EQ(x.bytes(), 4'000'000'000'000u);
+  EXPECT_THROW((void)x.data(), std::logic_error);
+  const Tensor y = relu(x) + x;
+  EXPECT_TRUE(y.is_meta());
+  EXPECT_EQ(y.shape(), x.shape());
+}
+
+TEST(Storage, SaysWhoseMemoryIsAway) {
+  const auto storage = Storage::lent(8, Device::cpu(), "transformer.h.3");
+  EXPECT_FALSE(storage->present());
+  try {
+    (void)storage->data();
+    FAIL() << "memory that is away was handed out";
+  } catch (const std::logic_error& error) {
+    EXPECT_NE(std::string(error.what()).find("transformer.h.3"), std::string::npos);
+  }
+}
+
+TEST(Ops, RefuseShapesAndDtypesByName) {
+  const Tensor a = Tensor::zeros({2, 3});
+  EXPECT_THROW(a + Tensor::zeros({2}), std::logic_error);
+  EXPECT_THROW(a + Tensor::zeros({2, 3}, bfloat16), std::logic_error);
+  EXPECT_THROW(Tensor::zeros({3}) + a, std::logic_error);
+  EXPECT_THROW(reshape(a, {5}), std::logic_error);
+  EXPECT_THROW(matmul(a, a), std::logic_error);
+  EXPECT_THROW(linear(a, Tensor::zeros({4, 2})), std::logic_error);
+  EXPECT_THROW(linear(a, Tensor::zeros({4, 3}), Tensor::zeros({3})), std::logic_error);
+  EXPECT_THROW(embedding(a, a), std::logic_error);
+  EXPECT_THROW(layer_norm(a, Tensor::zeros({2}), {}), std::logic_error);
+  EXPECT_THROW(dropout(a, 1.0), std::logic_error);
+  EXPECT_THROW(softmax(Tensor::scalar(1)), std::logic_error);
+  const Tensor q = Tensor::zeros({1, 2, 6});
+  EXPECT_THROW(attention(q, q, q, {.heads = 4}), std::logic_error);
+  EXPECT_THROW(attention(q, q, q, {.heads = 3, .key_heads = 2}), std::logic_error);
+  EXPECT_THROW(packed_attention(q, {.heads = 4}), std::logic_error);
+  EXPECT_THROW(cross_entropy(a, Tensor::zeros({3}, int32)), std::logic_error);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,83 @@
+// Generation: greedy, drawn, repeatable, bounded by the model's positions.
+#include "models/generate.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "engine/autograd.h"
+#include "kernels/base/error.h"
+#include "models/model_testing.h"
+
+namespace tessera {
+namespace {
+
+using Tokens = std::vector<std::int64_t>;
+
+std::unique_ptr<models::LanguageModel> counting_model() {
+  manual_seed(1);
+  auto model = models::make_language_model({{"model_type", "gpt2"},
+                                            {"vocab_size", 11},
+                                            {"n_positions", 8},
+                                            {"n_embd", 16},
+                                            {"n_layer", 1},
+                                            {"n_head", 2},
+                                            {"resid_pdrop", 0.1}});
+  (void)testing::losses_of_training(*model, 80);
+  return model;
+}
+
+TEST(Generate, ContinuesWhatWasLearned) {
+  const auto model = counting_model();
+  // Longer than the model's eight positions: the context is cut to its end.
+  const Tokens tokens = models::generate(*model, {3, 4, 5}, {.max_new_tokens = 3});
+  EXPECT_EQ(tokens, (Tokens{3, 4, 5, 6, 7, 8}));
+  EXPECT_EQ(models::generate(*model, {0}, {.max_new_tokens = 30}).size(), 31u);
+  EXPECT_TRUE(model->is_training());
+  EXPECT_TRUE(grad_enabled());
+}
+
+TEST(Generate, IsRepeatableFromItsSeed) {
+  const auto model = counting_model();
+  const models::GenerateOptions options{.max_new_tokens = 20, .temperature = 3.0, .seed = 5};
+  const Tokens first = models::generate(*model, {1}, options);
+  EXPECT_EQ(models::generate(*model, {1}, options), first);
+  auto other = options;
+  other.seed = 6;
+  EXPECT_NE(models::generate(*model, {1}, other), first);
+  auto one_of_one = options;
+  one_of_one.top_k = 1;
+  EXPECT_EQ(models::generate(*model, {1}, one_of_one),
+            models::generate(*model, {1}, {.max_new_tokens = 20}));
+}
+
+TEST(Generate, TopKKeepsToTheMostProbable) {
+  const auto model = counting_model();
+  std::set<std::int64_t> seen;
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    seen.insert(models::generate(*model, {3, 4, 5},
+                                 {.max_new_tokens = 1, .temperature = 50, .top_k = 3, .seed = seed})
+                    .back());
+  }
+  EXPECT_EQ(seen.size(), 3u);
+  EXPECT_TRUE(seen.contains(6));
+}
+
+TEST(Generate, StopsAtTheStopTokenAndTellsEachToken) {
+  const auto model = counting_model();
+  Tokens told;
+  const Tokens tokens = models::generate(*model, {3, 4}, {.max_new_tokens = 9, .stop_token = 6},
+                                         [&](std::int64_t token) { told.push_back(token); });
+  EXPECT_EQ(tokens, (Tokens{3, 4, 5, 6}));
+  EXPECT_EQ(told, (Tokens{5, 6}));
+}
+
+TEST(Generate, RefusesPromptsItCannotContinue) {
+  const auto model = counting_model();
+  EXPECT_THROW(models::generate(*model, {}, {}), Error);
+  EXPECT_THROW(models::generate(*model, {11}, {}), Error);
+  EXPECT_THROW(models::generate(*model, {1}, {.temperature = -1}), std::logic_error);
+}
+
+}  // namespace
+}  // namespace tessera

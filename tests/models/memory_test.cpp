@@ -1,0 +1,80 @@
+// Whole models and memory: on `meta` none is taken, on the CPU none from the system after the first
+// step.
+#include "engine/memory.h"
+
+#include <gtest/gtest.h>
+
+#include "engine/autograd.h"
+#include "models/model_testing.h"
+
+namespace tessera {
+namespace {
+
+using nlohmann::json;
+
+const json gpt2_config = {{"model_type", "gpt2"}, {"vocab_size", 40}, {"n_positions", 32},
+                          {"n_embd", 32},         {"n_layer", 3},     {"n_head", 4}};
+const json llama_config = {{"model_type", "llama"},    {"vocab_size", 40},
+                           {"hidden_size", 32},        {"intermediate_size", 48},
+                           {"num_hidden_layers", 3},   {"num_attention_heads", 4},
+                           {"num_key_value_heads", 2}, {"max_position_embeddings", 32},
+                           {"attention_dropout", 0.1}};
+
+void train_step(models::LanguageModel& model, optim::Optimizer& optimizer) {
+  const auto batch = testing::counting_batch(2, 16, 40);
+  model.loss(batch.ids, batch.targets).backward();
+  optimizer.step();
+  optimizer.zero_grad();
+}
+
+TEST(ModelMemory, NothingIsTakenFromTheSystemAfterTheFirstStep) {
+  for (const json& config : {gpt2_config, llama_config}) {
+    manual_seed(1);
+    const auto model = models::make_language_model(config);
+    optim::AdamW optimizer(model->parameters(), {});
+    train_step(*model, optimizer);
+    const auto pool = MemoryPool::current();
+    const auto before = pool->stats();
+    for (int step = 0; step < 3; ++step) train_step(*model, optimizer);
+    EXPECT_EQ(pool->stats().system_allocations, before.system_allocations) << config["model_type"];
+    EXPECT_EQ(pool->stats().in_use, before.in_use) << config["model_type"];
+  }
+}
+
+TEST(ModelMemory, AStepOnMetaTakesNone) {
+  for (json config : {gpt2_config, llama_config}) {
+    config[config.contains("n_embd") ? "n_embd" : "hidden_size"] = 4096;
+    const DeviceGuard meta(Device::meta());
+    const auto pool = MemoryPool::current();
+    const auto before = pool->stats();
+    const auto model = models::make_language_model(config);
+    optim::AdamW optimizer(model->parameters(), {});
+    const auto batch = testing::counting_batch(2, 16, 40);
+    pool->reset_peak();
+    const Tensor loss = model->loss(batch.ids, batch.targets);
+    EXPECT_TRUE(loss.is_meta());
+    EXPECT_EQ(loss.elements(), 1);
+    loss.backward();
+    for (const auto& [name, tensor, shape] : model->named_parameters()) {
+      ASSERT_TRUE(tensor.grad().defined()) << name;
+      EXPECT_EQ(tensor.grad().shape(), shape) << name;
+    }
+    optimizer.step();
+    // Token ids, positions and rotary tables are the only real memory.
+    EXPECT_LT(pool->stats().peak_in_use, before.in_use + 200'000) << config["model_type"];
+  }
+}
+
+TEST(ModelMemory, ForwardWithoutGradientsKeepsNothing) {
+  manual_seed(1);
+  const auto model = models::make_language_model(gpt2_config);
+  const auto batch = testing::counting_batch(2, 16, 40);
+  const auto pool = MemoryPool::current();
+  const auto before = pool->stats().in_use;
+  const NoGradGuard no_grad;
+  const Tensor logits = model->forward(batch.ids);
+  EXPECT_LE(pool->stats().in_use - before, logits.bytes() + 64);
+}
+
+}  // namespace
+}  // namespace tessera
