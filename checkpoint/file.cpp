@@ -81,8 +81,7 @@ auto uninterrupted(Call&& call) {
        describe_errno(call, error_number), way_out);
 }
 
-constexpr mode_t folder_mode = 0777;  // less what umask takes
-constexpr mode_t file_mode = 0666;
+constexpr mode_t file_mode = 0666;  // less what umask takes
 
 }  // namespace
 

@@ -168,10 +168,11 @@ void load_hugging_face(const fs::path& folder, std::vector<LogicalTensor>& tenso
     }
   }
   std::vector<std::regex> patterns(ignored.begin(), ignored.end());
-  for (const auto& [name, source] : opened.tensors) {
+  for (const auto& present : opened.tensors) {
+    const std::string& name = present.first;
     const bool known = used.contains(name) ||
                        std::any_of(patterns.begin(), patterns.end(),
-                                   [&](const auto& p) { return std::regex_match(name, p); });
+                                   [&](const std::regex& p) { return std::regex_match(name, p); });
     if (!known) problems.push_back(fmt::format("unexpected tensor '{}'", name));
   }
   TESSERA_CHECK(problems.empty(), ErrorCode::checkpoint,

@@ -1,10 +1,14 @@
-# Every bench/*_bench.cpp is a program of that name.
+# Every bench/*_bench.cpp is a program of that name; other sources there are shared by them.
 find_package(benchmark CONFIG QUIET)
 file(GLOB tessera_benchmarks CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/bench/*_bench.cpp)
+file(GLOB tessera_bench_support CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/bench/*.cpp)
+list(REMOVE_ITEM tessera_bench_support ${tessera_benchmarks})
+add_library(tessera_bench_support STATIC ${tessera_bench_support})
+target_link_libraries(tessera_bench_support PUBLIC tessera DNNL::dnnl PRIVATE tessera_settings)
 foreach(source IN LISTS tessera_benchmarks)
   cmake_path(GET source STEM name)
   add_executable(${name} ${source})
-  target_link_libraries(${name} PRIVATE tessera tessera_settings DNNL::dnnl OpenMP::OpenMP_CXX)
+  target_link_libraries(${name} PRIVATE tessera_bench_support tessera tessera_settings DNNL::dnnl OpenMP::OpenMP_CXX)
   if(TARGET benchmark::benchmark)
     target_link_libraries(${name} PRIVATE benchmark::benchmark)
   endif()

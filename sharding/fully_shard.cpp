@@ -3,8 +3,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
+#include <utility>
 
 #include "engine/launch.h"
 #include "kernels/base/error.h"
@@ -27,21 +30,48 @@ kernels::ExactSum sum_in(const std::string& bytes) {
   return sum;
 }
 
-// Every rank must shard the same thing; a difference would show much later, as garbage.
-void compare_structures(const Runtime& runtime, const Context& context) {
-  std::string mine;
+// What the ranks must agree on, a line each.
+std::string describe_structure(const Runtime& runtime) {
+  const ShardingOptions& options = runtime.options();
+  const auto dtype = [](const std::optional<DType>& choice) {
+    return choice ? name_of(*choice) : std::string_view("their own");
+  };
+  std::string text = fmt::format("strategy {}, group_size {}, reduction_group {}, reduced as {}\n",
+                                 name_of(options.strategy), options.group_size,
+                                 options.reduction_group, dtype(options.reduce_dtype));
   for (const auto& unit : runtime.units()) {
+    const std::string where = unit->name().empty() ? "the root unit" : "unit " + unit->name();
     for (const auto& slot : unit->layout().slots()) {
-      mine += fmt::format("{} {} {};", slot.spec.name, slot.spec.shape.to_string(),
-                          name_of(slot.spec.compute_dtype));
+      text += fmt::format("{}: parameter {} {} {}{}\n", where, slot.spec.name,
+                          slot.spec.shape.to_string(), name_of(slot.spec.compute_dtype),
+                          slot.spec.trainable ? "" : ", frozen");
     }
   }
-  const auto all = context.communicator().exchange(mine);
-  for (std::size_t r = 0; r < all.size(); ++r) {
-    TESSERA_CHECK(
-        all[r] == all[0], ErrorCode::configuration,
-        "ranks 0 and {} shard different modules: their parameters differ in name, shape or dtype",
-        r);
+  return text;
+}
+
+// The first line of a that is not b's, and b's there.
+std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
+  const auto differs = std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin();
+  const auto line_break = a.substr(0, static_cast<std::size_t>(differs)).rfind('\n');
+  const std::size_t begin = line_break == std::string::npos ? 0 : line_break + 1;
+  const auto line = [&](const std::string& text) {
+    return begin >= text.size() ? std::string("nothing more")
+                                : text.substr(begin, text.find('\n', begin) - begin);
+  };
+  return {line(a), line(b)};
+}
+
+// Every rank must shard the same thing; a difference would show much later, as garbage.
+void compare_structures(const Runtime& runtime, const Context& context) {
+  const auto all = context.communicator().exchange(describe_structure(runtime));
+  for (std::size_t r = 1; r < all.size(); ++r) {
+    if (all[r] == all[0]) continue;
+    const auto [first, other] = first_difference(all[0], all[r]);
+    fail(ErrorCode::configuration,
+         "ranks 0 and {} shard different modules or with different options: rank 0 has \"{}\" "
+         "where rank {} has \"{}\"",
+         r, first, r, other);
   }
 }
 
@@ -86,15 +116,13 @@ std::vector<ShardedParameter> ShardedModel::sharded_parameters() const {
 double ShardedModel::clip_grad_norm(double max_norm) {
   kernels::ExactSum mine;
   for (const auto& unit : runtime_->units()) {
-    if (!unit->has_gradient() || !unit->gradient_is_set()) continue;
-    const Tensor& gradient = unit->gradient_shard();
-    const float pending = unit->local_parameters().front().tensor.impl()->grad_scale;
-    for (const auto& local : unit->local_segments()) {
-      if (local.range.count == 0) continue;
-      const std::byte* x =
-          gradient.data() + static_cast<std::size_t>(local.offset) * size_of(gradient.dtype());
-      TESSERA_LAUNCH(Device::cpu(), sum_of_squares,
-                     {x, local.range.count, gradient.dtype(), pending, &mine});
+    for (const auto& parameter : unit->local_parameters()) {
+      const auto& data = parameter.tensor.impl();
+      if (!data->requires_grad || !data->grad_ready || parameter.tensor.elements() == 0) continue;
+      const Tensor gradient(data->grad);
+      TESSERA_LAUNCH(
+          Device::cpu(), sum_of_squares,
+          {gradient.data(), gradient.elements(), gradient.dtype(), data->grad_scale, &mine});
     }
   }
   kernels::ExactSum total;
@@ -103,7 +131,10 @@ double ShardedModel::clip_grad_norm(double max_norm) {
   const double norm = std::sqrt(total.value());
   if (max_norm > 0 && std::isfinite(norm) && norm > max_norm) {
     const auto factor = static_cast<float>(max_norm / (norm + 1e-6));
-    for (const auto& parameter : parameters()) parameter.tensor.impl()->grad_scale *= factor;
+    for (const auto& parameter : parameters()) {
+      const auto& data = parameter.tensor.impl();
+      if (data->grad_ready) data->grad_scale *= factor;
+    }
   }
   return norm;
 }

@@ -21,10 +21,10 @@ struct ShardingOptions {
   WrapPolicy wrap;
   // Parameters are cast to this dtype before they are gathered, and computed with in it. Unset:
   // their own.
-  std::optional<DType> param_dtype;
+  std::optional<DType> param_dtype = std::nullopt;
   // The dtype of gradients on the wire; sums are fp32 in any case. Unset: the parameters' compute
   // dtype.
-  std::optional<DType> reduce_dtype;
+  std::optional<DType> reduce_dtype = std::nullopt;
   BackwardPrefetch backward_prefetch = BackwardPrefetch::pre;
   bool forward_prefetch = true;
   // Ranks that hold one copy between them, for the HYBRID strategies: consecutive ranks. Divides

@@ -80,6 +80,10 @@ Runtime::~Runtime() {
     // their own end.
     if (unit->state == ParameterState::unsharded && unit->parameter_buffer)
       unit->parameter_buffer->release();
+    // The module may live on; what its parameters pointed into does not.
+    unit->parameter_storage()->set_on_write(nullptr);
+    unit->parameter_storage()->detach();
+    if (unit->gradient_storage()) unit->gradient_storage()->detach();
   }
   // Streams finish first; then buffers, then communicators.
   gather_stream_.reset();
@@ -121,7 +125,7 @@ void Runtime::create_units(nn::Module& root) {
     if (shares_pool(unit)) {
       pool_parameter_bytes_ = std::max(pool_parameter_bytes_, unit.layout().bytes());
     }
-    if (!unit.is_root()) {
+    if (!unit.is_root() && !unit.layout().slots().empty()) {
       create_hooks(*modules[i].module, unit);
       pool_gradient_bytes_ =
           std::max(pool_gradient_bytes_, unit.has_gradient() ? unit.gradient_buffer_bytes() : 0);
@@ -145,6 +149,12 @@ void Runtime::watch_storages(Unit& unit) {
   if (unit.is_root()) {
     unit.parameter_storage()->set_on_missing([this, &unit] { before_forward(unit); });
   }
+  unit.parameter_storage()->set_on_write([&unit] {
+    misuse(
+        "the gathered parameters of {} are a copy that is only read; write to the local tensors of "
+        "ShardedModel::parameters()",
+        unit.name().empty() ? "the root unit" : "unit " + unit.name());
+  });
   if (unit.has_gradient()) {
     unit.gradient_storage()->set_on_missing([this, &unit] { provide_gradient(unit); });
   }
@@ -161,6 +171,11 @@ CommunicationStatistics Runtime::statistics() const {
   CommunicationStatistics result = statistics_;
   result.busy_seconds = gather_stream_->busy_seconds() + reduce_stream_->busy_seconds();
   return result;
+}
+
+void Runtime::count_buffer(const comm::Buffer& buffer) {
+  ++statistics_.buffers;
+  statistics_.buffer_bytes += buffer.bytes();
 }
 
 void Runtime::timed_wait(const Event& event) {

@@ -70,11 +70,15 @@ class Runtime {
   void provide_gradient(Unit& unit);
   void reduce(Unit& unit);
   void add_to_unsynchronised(Unit& unit);
+  void reduce_unsynchronised(Unit& unit);
   void enqueue_reduction(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer, DType dtype);
+  void count_reduction(const Unit& unit, DType wire, DType sums);
   void expect_end_of_backward();
   [[nodiscard]] std::shared_ptr<comm::Buffer> allocate_gradient(const Unit& unit,
                                                                 std::size_t bytes);
 
+  void allocate_partial_sums();
+  void count_buffer(const comm::Buffer& buffer);
   void timed_wait(const Event& event);
 
   struct GradientBuffer {
@@ -96,6 +100,8 @@ class Runtime {
   std::vector<std::shared_ptr<comm::Buffer>> free_parameter_buffers_;
   std::vector<GradientBuffer> free_gradient_buffers_;
   std::shared_ptr<comm::Buffer> partial_sums_;  // between the two reductions of HYBRID
+  std::size_t parameter_buffers_ = 0;           // of the pool, free or not
+  std::size_t buffers_before_pin_ = 0;
   std::size_t pool_parameter_bytes_ = 0;
   std::size_t pool_gradient_bytes_ = 0;
 

@@ -30,6 +30,7 @@ std::shared_ptr<comm::Buffer> Runtime::allocate_gradient(const Unit& unit, std::
                             comm::Sharing::per_rank);
     group.acquire(*buffer);
   });
+  count_buffer(*buffer);
   return buffer;
 }
 
@@ -71,8 +72,7 @@ void Runtime::reduce(Unit& unit) {
                                      // stays writable
     if (!own) free_gradient_buffers_.push_back({buffer, {}});
     if (!synchronise_) return;
-    enqueue_reduction(unit, unit.unsynchronised, sum_dtype(unit.gradient_dtype()));
-    unit.unsynchronised_is_set = false;
+    reduce_unsynchronised(unit);
     return;
   }
   enqueue_reduction(unit, buffer, unit.gradient_dtype());
@@ -81,6 +81,11 @@ void Runtime::reduce(Unit& unit) {
   } else {
     free_gradient_buffers_.push_back({buffer, writable_again_});
   }
+}
+
+void Runtime::reduce_unsynchronised(Unit& unit) {
+  enqueue_reduction(unit, unit.unsynchronised, sum_dtype(unit.gradient_dtype()));
+  unit.unsynchronised_is_set = false;
 }
 
 void Runtime::add_to_unsynchronised(Unit& unit) {
@@ -100,6 +105,7 @@ void Runtime::add_to_unsynchronised(Unit& unit) {
 void Runtime::enqueue_reduction(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer,
                                 DType dtype) {
   Tensor& out = unit.gradient_shard();
+  unit.prepare_to_accumulate();
   const comm::Tag tag{pass_, static_cast<std::uint32_t>(unit.index()), comm::Phase::reduce};
   comm::Reduction last{dtype, out.dtype(), reduction_group_, 1.0f / static_cast<float>(world_size_),
                        unit.gradient_is_set()};
@@ -118,19 +124,10 @@ void Runtime::enqueue_reduction(Unit& unit, const std::shared_ptr<comm::Buffer>&
   } else {  // sums of the group first, unscaled and in fp32; then the sums of the groups
     comm::Reduction first{dtype, out.dtype(), reduction_group_ < shards_ ? reduction_group_ : 0,
                           1.0f, false};
+    allocate_partial_sums();
     last.in_dtype = out.dtype();
     last.group = reduction_group_ > shards_ ? reduction_group_ / shards_ : 0;
     work = [this, &unit, buffer, first, last, tag, count] {
-      const std::size_t bytes = static_cast<std::size_t>(count) * size_of(last.in_dtype);
-      if (!partial_sums_ || partial_sums_->bytes() < bytes) {
-        std::size_t largest = 0;
-        for (const auto& other : units_) {
-          largest = std::max(
-              largest, static_cast<std::size_t>(other->local_gradient_elements()) * sizeof(double));
-        }
-        partial_sums_ =
-            reduce_replicas_->allocate("partial sums", largest, comm::Sharing::per_rank);
-      }
       reduce_replicas_->acquire(*partial_sums_);
       reduce_group_->reduce_scatter(*buffer, unit.reduced_ranges(partial_sums_->data()), first,
                                     tag);
@@ -143,15 +140,40 @@ void Runtime::enqueue_reduction(Unit& unit, const std::shared_ptr<comm::Buffer>&
   if (buffer == unit.unsynchronised) unit.unsynchronised_writable = writable_again_;
   unit.mark_gradient_set();
 
-  ++statistics_.collectives;
-  const auto bytes = static_cast<std::uint64_t>(unit.layout().gradient_elements()) * size_of(dtype);
-  const auto shards = static_cast<std::uint64_t>(shards_);
+  count_reduction(unit, dtype, out.dtype());
+}
+
+// Once, for the largest unit.
+void Runtime::allocate_partial_sums() {
+  if (partial_sums_) return;
+  std::size_t largest = 0;
+  for (const auto& unit : units_) {
+    largest = std::max(largest,
+                       static_cast<std::size_t>(unit->local_gradient_elements()) * sizeof(double));
+  }
+  reduce_stream_->run([&] {
+    partial_sums_ = reduce_replicas_->allocate("partial sums", largest, comm::Sharing::per_rank);
+  });
+  count_buffer(*partial_sums_);
+}
+
+void Runtime::count_reduction(const Unit& unit, DType wire, DType sums) {
+  const auto others = static_cast<std::uint64_t>(shards_ - 1);
   const auto copies = static_cast<std::uint64_t>(replicas());
-  statistics_.bytes += bytes / shards * (shards - 1);
+  if (shards_ > 1) {
+    std::uint64_t elements = 0;
+    for (const auto& local : unit.local_segments()) {
+      elements += static_cast<std::uint64_t>(local.range.count);
+    }
+    statistics_.bytes += others * elements * size_of(wire);
+    ++statistics_.collectives;
+  }
   if (copies > 1) {  // an all-reduce moves its data twice
-    const std::uint64_t wire =
-        shards_ == 1 ? bytes : static_cast<std::uint64_t>(count) * size_of(out.dtype());
-    statistics_.bytes += 2 * wire * (copies - 1) / copies;
+    const std::uint64_t bytes =
+        shards_ == 1 ? static_cast<std::uint64_t>(unit.layout().gradient_elements()) * size_of(wire)
+                     : static_cast<std::uint64_t>(unit.local_gradient_elements()) * size_of(sums);
+    statistics_.bytes += 2 * bytes * (copies - 1) / copies;
+    ++statistics_.collectives;
   }
 }
 
@@ -159,6 +181,9 @@ void Runtime::at_end_of_backward() {
   end_expected_ = false;
   for (auto it = units_.rbegin(); it != units_.rend(); ++it) {
     reduce(**it);
+    // Sums of no_sync passes wait for the next pass that synchronises, whether it used the unit or
+    // not.
+    if (synchronise_ && (*it)->unsynchronised_is_set) reduce_unsynchronised(**it);
     (*it)->pending_backwards = 0;
   }
   timed_wait(last_reduction_);

@@ -6,6 +6,12 @@
 #include "sharding/runtime.h"
 
 namespace tessera {
+namespace {
+
+// One that is computed with, one that is gathered, one that the slowest rank still reads.
+constexpr std::size_t minimum_parameter_buffers = 3;
+
+}  // namespace
 
 void Runtime::before_forward(Unit& unit) {
   if (!unit.is_root()) {
@@ -50,7 +56,7 @@ void Runtime::after_backward(Unit& unit) {
 }
 
 void Runtime::gather(Unit& unit, comm::Phase phase) {
-  if (unit.state != ParameterState::sharded) return;
+  if (unit.state != ParameterState::sharded || unit.layout().slots().empty()) return;
   std::shared_ptr<comm::Buffer> buffer;
   if (shares_pool(unit) && !free_parameter_buffers_.empty()) {
     buffer = std::move(free_parameter_buffers_.back());
@@ -61,7 +67,12 @@ void Runtime::gather(Unit& unit, comm::Phase phase) {
     const std::size_t bytes = shares_pool(unit) ? pool_parameter_bytes_ : unit.layout().bytes();
     gather_stream_->run(
         [&] { buffer = gather_group_->allocate("parameters", bytes, comm::Sharing::one_copy); });
-    if (!shares_pool(unit)) unit.own_parameter_buffer = buffer;
+    count_buffer(*buffer);
+    if (shares_pool(unit)) {
+      ++parameter_buffers_;
+    } else {
+      unit.own_parameter_buffer = buffer;
+    }
   }
   unit.parameter_buffer = buffer;
   unit.state = ParameterState::gathering;
@@ -72,6 +83,7 @@ void Runtime::gather(Unit& unit, comm::Phase phase) {
                      static_cast<std::size_t>(unit.shard()) * unit.layout().share_bytes());
     gather_group_->all_gather(*buffer, tag);
   });
+  if (shards_ == 1) return;  // a cast of this rank's own
   ++statistics_.collectives;
   statistics_.bytes += unit.layout().bytes() - unit.layout().share_bytes();
 }
@@ -115,6 +127,7 @@ void Runtime::prefetch_backward(const Unit& unit) {
 }
 
 void Runtime::pin() {
+  if (units_.front()->pinned == 0) buffers_before_pin_ = parameter_buffers_;
   for (const auto& unit : units_) gather(*unit, comm::Phase::other);
   for (const auto& unit : units_) {
     await_gather(*unit);
@@ -127,6 +140,15 @@ void Runtime::unpin() {
     TESSERA_REQUIRE(unit->pinned > 0, "unpin() without pin()");
     --unit->pinned;
     if (row_.unsharded != Unsharded::until_step) reshard(*unit);
+  }
+  if (units_.front()->pinned > 0) return;
+  // What training does not need goes back: the pool stays sized by the largest units.
+  const std::size_t wanted = std::max(buffers_before_pin_, minimum_parameter_buffers);
+  while (parameter_buffers_ > wanted && !free_parameter_buffers_.empty()) {
+    free_parameter_buffers_.pop_back();
+    --parameter_buffers_;
+    --statistics_.buffers;
+    statistics_.buffer_bytes -= pool_parameter_bytes_;
   }
 }
 

@@ -20,6 +20,19 @@ DType sum_dtype(const UnitLayout& layout) {
   return fp64 ? float64 : float32;
 }
 
+// Values of a `meta` parameter, rounded to its own dtype first as those of one in memory are.
+void fill_as(const Tensor& source, ElementRange part, std::byte* out, DType dtype) {
+  const Initializer& initializer = *source.impl()->initializer;
+  if (source.dtype() == dtype) {
+    initializer.fill(out, dtype, part.first, part.count);
+    return;
+  }
+  const Tensor rounded = Tensor::empty({part.count}, source.dtype(), Device::cpu());
+  initializer.fill(rounded.data(), source.dtype(), part.first, part.count);
+  kernels_of(Device::cpu())
+      .cast({rounded.data(), out, part.count, source.dtype(), dtype, 1.0f, false}, {});
+}
+
 }  // namespace
 
 Unit::Unit(std::string name, int index, nn::Module& root,
@@ -74,7 +87,7 @@ void Unit::fill_master(const std::vector<nn::NamedParameter>& parameters) {
           source.impl()->initializer != nullptr,
           "parameter {} is on `meta` and has no initializer; make it with nn::make_parameter",
           parameters[i].name);
-      source.impl()->initializer->fill(out, dtype, part.first, part.count);
+      fill_as(source, part, out, dtype);
     } else {
       const std::byte* in =
           source.data() + static_cast<std::size_t>(part.first) * size_of(source.dtype());
@@ -194,6 +207,19 @@ Tensor& Unit::gradient_shard() {
 bool Unit::gradient_is_set() const {
   return std::any_of(local_.begin(), local_.end(),
                      [](const auto& p) { return p.tensor.impl()->grad_ready; });
+}
+
+void Unit::prepare_to_accumulate() {
+  if (!gradient_is_set()) return;
+  for (const auto& parameter : local_) {
+    const auto& data = parameter.tensor.impl();
+    if (!data->requires_grad) continue;
+    if (data->grad_ready) {
+      (void)parameter.tensor.grad();  // multiplies what clipping left for later
+    } else {
+      std::memset(Tensor(data->grad).data(), 0, Tensor(data->grad).bytes());
+    }
+  }
 }
 
 void Unit::mark_gradient_set() {

@@ -70,6 +70,9 @@ class Unit {
   // Whether the shard holds gradients since the last zero_grad.
   [[nodiscard]] bool gradient_is_set() const;
   void mark_gradient_set();
+  // Before more is added: what zero_grad has dropped of single parameters is zeroed, and a factor
+  // that concerns only what is there is multiplied in.
+  void prepare_to_accumulate();
   // Elements of the local gradient, and the part that each trainable segment takes there.
   [[nodiscard]] std::int64_t local_gradient_elements() const { return local_gradient_elements_; }
   struct LocalSegment {

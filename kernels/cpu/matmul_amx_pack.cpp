@@ -70,8 +70,8 @@ TESSERA_AMX inline void load_row_pairs(const std::uint16_t* from, std::int64_t s
   const auto mask = static_cast<__mmask16>(low_bits(std::min<std::int64_t>(columns, 16)));
   for (int i = 0; i < 16; ++i) {
     const std::uint16_t* const pair = from + 2 * i * stride;
-    __builtin_prefetch(pair + kAhead);
-    __builtin_prefetch(pair + stride + kAhead);
+    __builtin_prefetch(pair + kDepth * stride);  // the tile of the next k
+    __builtin_prefetch(pair + (kDepth + 1) * stride);
     const __m256i even =
         2 * i < rows ? _mm256_maskz_loadu_epi16(mask, pair) : _mm256_setzero_si256();
     const __m256i odd =

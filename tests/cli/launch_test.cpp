@@ -76,7 +76,7 @@ TEST(Launch, CoresAreSharedUnlessSaidOtherwise) {
 TEST(Launch, TheFirstRankThatFailsIsNamedAndGivesTheCode) {
   const std::string sleep = own_sleep();
   Program program(launch_arguments(3, "[ $RANK = 1 ] && exit 5; " + sleep));
-  EXPECT_EQ(program.wait(seconds(5)), 5);
+  EXPECT_EQ(program.wait(seconds(20)), 5);
   EXPECT_NE(program.err().find("tessera: error: rank 1 (pid "), std::string::npos) << program.err();
   EXPECT_NE(program.err().find(") exited with code 5; the other ranks were stopped"),
             std::string::npos)
@@ -97,7 +97,7 @@ TEST(Launch, AKilledRankIsCode7AndStubbornRanksAreKilled) {
       [&] { return !read_text(pid_file).empty() && processes_with(sleep.substr(6)) >= 8; }));
   const auto killed = std::chrono::steady_clock::now();
   ASSERT_EQ(::kill(std::stoi(read_text(pid_file)), SIGKILL), 0);
-  EXPECT_EQ(program.wait(seconds(8)), 7);
+  EXPECT_EQ(program.wait(seconds(20)), 7);
   EXPECT_LT(std::chrono::steady_clock::now() - killed, seconds(5));
   EXPECT_NE(program.err().find("rank 1 (pid " + std::to_string(std::stoi(read_text(pid_file))) +
                                ") was killed by signal 9 (SIGKILL)"),
@@ -123,7 +123,7 @@ TEST(Launch, NothingOutlivesALauncherThatIsKilledAtAnyMoment) {
 TEST(Launch, WhatARankLeavesBehindEndsWithIt) {
   const std::string sleep = own_sleep();
   Program program(launch_arguments(2, sleep + " & exit 0"));
-  EXPECT_EQ(program.wait(seconds(5)), 0);
+  EXPECT_EQ(program.wait(seconds(20)), 0);
   EXPECT_TRUE(eventually([&] { return processes_with(sleep.substr(6)) == 0; }));
 }
 
@@ -136,7 +136,7 @@ TEST(Launch, SignalsArePassedOnAndRanksMayEndInTheirOwnWay) {
     return std::filesystem::exists(ready + "0") && std::filesystem::exists(ready + "1");
   }));
   program.signal(SIGTERM);
-  EXPECT_EQ(program.wait(seconds(5)), 143);
+  EXPECT_EQ(program.wait(seconds(20)), 143);
   EXPECT_EQ(program.out(), "saved\nsaved\n");
 }
 
@@ -154,7 +154,7 @@ TEST(Launch, ASecondSignalKills) {
   ASSERT_TRUE(eventually([&] { return both(".int"); }));
   EXPECT_EQ(program.wait(std::chrono::milliseconds(100)), -1);
   program.signal(SIGINT);
-  EXPECT_EQ(program.wait(seconds(5)), 130);
+  EXPECT_EQ(program.wait(seconds(20)), 130);
 }
 
 TEST(Launch, WhatAllRanksSayIsPrintedOnce) {

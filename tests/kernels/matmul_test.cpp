@@ -255,6 +255,21 @@ TEST(Matmul, StridesAndBatches) {
   }
 }
 
+TEST(Matmul, SumsInSeveralChunks) {
+  for (const DType out_dtype : {bfloat16, float32}) {
+    for (const bool plain : {false, true}) {
+      expect_right({.m = 150,
+                    .n = 70,
+                    .k = 1130,
+                    .dtype = bfloat16,
+                    .out_dtype = out_dtype,
+                    .transpose_b = plain,
+                    .accumulate = true,
+                    .bias = !plain});
+    }
+  }
+}
+
 TEST(Matmul, LargerThanTheWidenedBlocks) {
   for (const DType dtype : {bfloat16, float16}) {
     expect_right({.m = 300, .n = 530, .k = 6, .dtype = dtype, .out_dtype = dtype, .bias = true});
@@ -291,7 +306,8 @@ TEST(Matmul, RowsDoNotDependOnHowManyAreAskedFor) {
                        .out_dtype = types.out,
                        .transpose_b = transpose_b});
         cpu::matmul(whole.arguments());
-        for (const std::int64_t rows : {1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64, 65, 128, 139}) {
+        for (const std::int64_t rows :
+             {1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64, 65, 128, 139}) {
           Problem part = whole;
           part.shape.m = rows;
           part.out = Array(types.out, 140 * n);

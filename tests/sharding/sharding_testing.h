@@ -1,0 +1,277 @@
+// What the tests of sharding share: a small transformer of their own, and a training run that
+// returns everything that must be the same in bits under every strategy.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/autograd.h"
+#include "engine/nn/layers.h"
+#include "engine/nn/module_list.h"
+#include "engine/ops.h"
+#include "engine/optim/optimizer.h"
+#include "engine/random.h"
+#include "sharding/fully_shard.h"
+#include "support/one_thread.h"
+
+namespace tessera::testing {
+
+// Sizes with no power of two where that is allowed, so that shares cut through parameters.
+constexpr std::int64_t toy_vocabulary = 29;
+constexpr std::int64_t toy_width = 24;
+constexpr std::int64_t toy_length = 6;
+
+class ToyAttentionImpl : public nn::Module {
+ public:
+  explicit ToyAttentionImpl(double dropout) : dropout_(dropout) {
+    qkv_ = register_module("qkv", nn::Linear(toy_width, 3 * toy_width));
+    projection_ = register_module("projection", nn::Linear(toy_width, toy_width));
+  }
+  Tensor forward(const Tensor& x) const {
+    const AttentionOptions options{
+        .heads = 3, .causal = true, .dropout = is_training() ? dropout_ : 0.0};
+    return projection_(packed_attention(qkv_(x), options));
+  }
+
+ private:
+  double dropout_;
+  nn::Linear qkv_, projection_;
+};
+TESSERA_MODULE(ToyAttention);
+
+class ToyBlockImpl : public nn::Module {
+ public:
+  explicit ToyBlockImpl(double dropout) {
+    norm1_ = register_module("norm1", nn::LayerNorm(toy_width));
+    attention_ = register_module("attention", ToyAttention(dropout));
+    norm2_ = register_module("norm2", nn::RmsNorm(toy_width));
+    in_ = register_module("in", nn::Linear(toy_width, 2 * toy_width));
+    out_ = register_module("out", nn::Linear(2 * toy_width, toy_width));
+    dropout_ = register_module("dropout", nn::Dropout(dropout));
+  }
+  Tensor forward(const Tensor& x) const {
+    const Tensor y = x + dropout_(attention_(norm1_(x)));
+    return y + dropout_(out_(gelu(in_(norm2_(y)))));
+  }
+
+ private:
+  nn::LayerNorm norm1_;
+  ToyAttention attention_;
+  nn::RmsNorm norm2_;
+  nn::Linear in_, out_;
+  nn::Dropout dropout_;
+};
+TESSERA_MODULE(ToyBlock);
+
+// The head is the token table again.
+class ToyTransformer : public nn::Module {
+ public:
+  explicit ToyTransformer(double dropout = 0) {
+    tokens_ = register_module("tokens", nn::Embedding(toy_vocabulary, toy_width, 0.3));
+    positions_ = register_parameter(
+        "positions", nn::make_parameter({toy_length, toy_width}, nn::normal(0, 0.1)));
+    std::vector<ToyBlock> blocks;
+    for (int i = 0; i < 3; ++i) blocks.emplace_back(dropout);
+    blocks_ = register_module("blocks", nn::ModuleList<ToyBlock>(std::move(blocks)));
+    norm_ = register_module("norm", nn::LayerNorm(toy_width));
+  }
+  Tensor forward(const Tensor& ids) const {
+    Tensor x = tokens_(ids) + parameter("positions");
+    for (const ToyBlock& block : *blocks_) x = block(x);
+    return linear(norm_(x), tokens_->weight());
+  }
+  [[nodiscard]] Tensor loss(const Tensor& ids, const Tensor& targets) const {
+    return cross_entropy(forward(ids), targets);
+  }
+
+ private:
+  nn::Embedding tokens_;
+  Tensor positions_;
+  nn::ModuleList<ToyBlock> blocks_;
+  nn::LayerNorm norm_;
+};
+
+struct ToyBatch {
+  Tensor ids, targets;
+};
+
+// Sequences [first, first + count) of an endless data set.
+inline ToyBatch toy_batch(std::int64_t first, std::int64_t count, std::int64_t length = toy_length,
+                          std::int64_t vocabulary = toy_vocabulary) {
+  std::vector<std::int32_t> ids, targets;
+  for (std::int64_t sample = first; sample < first + count; ++sample) {
+    for (std::int64_t t = 0; t < length; ++t) {
+      ids.push_back(static_cast<std::int32_t>((sample * 7 + t * (sample % 5 + 1)) % vocabulary));
+      targets.push_back(static_cast<std::int32_t>((sample * 11 + t * t + 3) % vocabulary));
+    }
+  }
+  return {Tensor::from(ids, {count, length}), Tensor::from(targets, {count, length})};
+}
+
+// Whole parameters by name, put together from the ranks' parts. Ranks are threads: each writes its
+// own.
+class Collected {
+ public:
+  void add(const ShardedModel& model) {
+    const std::lock_guard lock(mutex_);
+    for (const ShardedParameter& part : model.sharded_parameters()) {
+      auto& whole = values_[part.name];
+      auto& covered = covered_[part.name];
+      whole.resize(static_cast<std::size_t>(part.shape.elements()));
+      covered.resize(whole.size());
+      const std::vector<double> mine = part.local.to_vector();
+      for (std::int64_t i = part.save_first; i < part.save_first + part.save_count; ++i) {
+        const auto at = static_cast<std::size_t>(part.first + i);
+        whole.at(at) = mine.at(static_cast<std::size_t>(i));
+        ++covered.at(at);
+      }
+    }
+  }
+  // After every rank has added its part: each element must have come once.
+  const std::map<std::string, std::vector<double>>& values() const {
+    for (const auto& [name, counts] : covered_) {
+      EXPECT_TRUE(std::all_of(counts.begin(), counts.end(), [](int n) { return n == 1; })) << name;
+    }
+    return values_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::vector<double>> values_;
+  std::map<std::string, std::vector<int>> covered_;
+};
+
+struct TrainingCase {
+  std::string name = "plain";
+  double dropout = 0;
+  int micro_batches = 1;
+  bool no_sync = false;
+  double max_norm = 0;
+  int steps = 3;
+  std::int64_t batch = 2;
+};
+
+// Losses of every rank, norms, and the parameters at the end. Equality is in bits but for zero's
+// sign.
+struct Trajectory {
+  std::vector<std::vector<double>> losses;  // by rank
+  std::vector<double> norms;
+  std::map<std::string, std::vector<double>> parameters;
+  bool operator==(const Trajectory&) const = default;
+
+  // The mean over ranks of the loss of each backward.
+  [[nodiscard]] std::vector<double> mean_losses() const {
+    std::vector<double> means(losses.front().size());
+    for (const auto& of_rank : losses) {
+      for (std::size_t i = 0; i < means.size(); ++i)
+        means[i] += of_rank[i] / static_cast<double>(losses.size());
+    }
+    return means;
+  }
+};
+
+// Trains `make(dropout)`, a pointer to a module with loss(ids, targets), as ranks of one process.
+template <class Make>
+Trajectory train_ranks(int world, const ShardingOptions& options, const TrainingCase& what,
+                       Make make, std::int64_t length = toy_length,
+                       std::int64_t vocabulary = toy_vocabulary) {
+  Trajectory result;
+  result.losses.resize(static_cast<std::size_t>(world));
+  Collected collected;
+  launch(world, [&](Context& context) {
+    const OneThread one_thread;
+    manual_seed(17);
+    const auto net = make(what.dropout);
+    ShardedModel model = fully_shard(*net, context, options);
+    optim::AdamW optimizer(model.parameters(), {.lr = 1e-2, .decay = optim::decay_matrices});
+    auto& losses = result.losses[static_cast<std::size_t>(context.rank())];
+    std::vector<double> norms;
+    for (int step = 0; step < what.steps; ++step) {
+      for (int micro = 0; micro < what.micro_batches; ++micro) {
+        const std::int64_t number = step * what.micro_batches + micro;
+        const std::int64_t first = (number * world + context.rank()) * what.batch;
+        begin_batch({static_cast<std::uint64_t>(number), first, what.batch});
+        const ToyBatch batch = toy_batch(first, what.batch, length, vocabulary);
+        const auto pass = [&] {
+          const Tensor loss = net->loss(batch.ids, batch.targets) * (1.0 / what.micro_batches);
+          loss.backward();
+          losses.push_back(loss.item());
+        };
+        if (what.no_sync && micro + 1 < what.micro_batches) {
+          const auto scope = model.no_sync();
+          pass();
+        } else {
+          pass();
+        }
+      }
+      norms.push_back(model.clip_grad_norm(what.max_norm));
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    collected.add(model);
+    if (context.is_main()) result.norms = norms;
+  });
+  result.parameters = collected.values();
+  return result;
+}
+
+inline ShardingOptions toy_options(Strategy strategy, int group_size = 0) {
+  ShardingOptions options;
+  options.strategy = strategy;
+  options.wrap = WrapPolicy::transformer({"ToyBlock"});
+  options.group_size = group_size;
+  return options;
+}
+
+inline Trajectory train_toy(int world, const ShardingOptions& options,
+                            const TrainingCase& what = {}) {
+  return train_ranks(world, options, what,
+                     [](double dropout) { return std::make_unique<ToyTransformer>(dropout); });
+}
+
+// Every strategy at this world size, HYBRID_* with every group that divides it.
+inline std::vector<ShardingOptions> all_strategies(int world) {
+  std::vector<ShardingOptions> all;
+  for (const StrategyRow& row : strategy_table) {
+    if (row.shards != ShardGroup::group) {
+      all.push_back(toy_options(row.strategy));
+      continue;
+    }
+    for (int group = 1; group <= world; ++group) {
+      if (world % group == 0) all.push_back(toy_options(row.strategy, group));
+    }
+  }
+  return all;
+}
+
+inline std::string describe(const ShardingOptions& options) {
+  std::string text(name_of(options.strategy));
+  if (options.group_size > 0) text += " group " + std::to_string(options.group_size);
+  return text;
+}
+
+// Names the first thing that differs.
+inline ::testing::AssertionResult same_bits(const Trajectory& expected, const Trajectory& got) {
+  if (expected.losses != got.losses) return ::testing::AssertionFailure() << "losses differ";
+  if (expected.norms != got.norms) {
+    return ::testing::AssertionFailure()
+           << "norms differ: " << ::testing::PrintToString(expected.norms) << " and "
+           << ::testing::PrintToString(got.norms);
+  }
+  for (const auto& [name, values] : expected.parameters) {
+    const auto other = got.parameters.find(name);
+    if (other == got.parameters.end() || other->second != values)
+      return ::testing::AssertionFailure() << "parameter " << name << " differs";
+  }
+  if (expected != got) return ::testing::AssertionFailure() << "more parameters";
+  return ::testing::AssertionSuccess();
+}
+
+}  // namespace tessera::testing
