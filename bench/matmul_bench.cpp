@@ -8,12 +8,11 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
-#include <dnnl.hpp>
 #include <functional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
+#include "bench/bare_products.h"
 #include "kernels/base/low_precision.h"
 #include "kernels/base/parallel.h"
 #include "kernels/registry.h"
@@ -72,41 +71,6 @@ std::vector<std::uint8_t> random_values(DType dtype, std::int64_t count) {
   return bytes;
 }
 
-// One product by oneDNN alone: dnnl_sgemm in float32, the matmul primitive in bfloat16.
-std::function<void()> bare_product(const Matmul& p) {
-  using dnnl::memory;
-  if (p.dtype == float32) {
-    return [p] {
-      dnnl_sgemm(p.transpose_a ? 'T' : 'N', p.transpose_b ? 'T' : 'N', p.m, p.n, p.k, 1.0f,
-                 static_cast<const float*>(p.a), p.lda, static_cast<const float*>(p.b), p.ldb,
-                 p.accumulate ? 1.0f : 0.0f, static_cast<float*>(p.c), p.ldc);
-    };
-  }
-  static const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
-  static dnnl::stream stream(engine);
-  const auto type = memory::data_type::bf16;
-  const auto out = p.out_dtype == float32 ? memory::data_type::f32 : type;
-  const memory::desc a(
-      {p.batch, p.m, p.k}, type,
-      p.transpose_a ? memory::dims{p.stride_a, 1, p.lda} : memory::dims{p.stride_a, p.lda, 1});
-  const memory::desc b(
-      {p.batch, p.k, p.n}, type,
-      p.transpose_b ? memory::dims{p.stride_b, 1, p.ldb} : memory::dims{p.stride_b, p.ldb, 1});
-  const memory::desc c({p.batch, p.m, p.n}, out, memory::dims{p.stride_c, p.ldc, 1});
-  dnnl::primitive_attr attributes;
-  if (p.accumulate) {
-    dnnl::post_ops sum;
-    sum.append_sum(1.0f);
-    attributes.set_post_ops(sum);
-  }
-  const dnnl::matmul primitive(dnnl::matmul::primitive_desc({a, b, c}, attributes, engine));
-  const std::unordered_map<int, memory> arguments{
-      {DNNL_ARG_SRC, memory(a, engine, const_cast<void*>(p.a))},
-      {DNNL_ARG_WEIGHTS, memory(b, engine, const_cast<void*>(p.b))},
-      {DNNL_ARG_DST, memory(c, engine, p.c)}};
-  return [primitive, arguments] { primitive.execute(stream, arguments); };
-}
-
 struct Total {
   double ours = 0, bare = 0, flops = 0;
 };
@@ -134,7 +98,7 @@ void report_product(const char* what, DType dtype, std::int64_t m, std::int64_t 
                  .stride_a = m * k,
                  .stride_b = k * n,
                  .stride_c = m * n};
-  const Pair t = measure([&] { cpu::matmul(p); }, bare_product(p));
+  const Pair t = measure([&] { cpu::matmul(p); }, bench::bare_product(p));
   const double flops =
       2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
   fmt::print(
@@ -230,16 +194,7 @@ void report_attention(DType dtype, float dropout, Total& total) {
              .stride_a = m * k,
              .stride_b = k * n,
              .stride_c = m * n};
-    if (dtype != float32) return bare_product(p);
-    return std::function<void()>([p] {
-      for (std::int64_t i = 0; i < p.batch; ++i) {
-        Matmul one = p;
-        one.a = static_cast<const float*>(p.a) + i * p.stride_a;
-        one.b = static_cast<const float*>(p.b) + i * p.stride_b;
-        one.c = static_cast<float*>(p.c) + i * p.stride_c;
-        bare_product(one)();
-      }
-    });
+    return bench::bare_product(p);
   };
   const auto score = product(q.data(), q.data(), scores.data(), length, length, dim, false, true);
   const auto value =

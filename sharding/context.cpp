@@ -1,6 +1,7 @@
 // Context over a communicator.
 #include "sharding/context.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "kernels/base/error.h"
@@ -58,7 +59,9 @@ double Context::sum(double value) const {
 double Context::max(double value) const {
   double largest = value;
   for (const std::string& part : communicator_->exchange(bytes_of(value), metrics_tag)) {
-    largest = std::max(largest, number_in(part));
+    const double other = number_in(part);
+    if (std::isnan(other) || other > largest) largest = other;  // NaN wins, on every rank alike
+    if (std::isnan(largest)) break;
   }
   return largest;
 }

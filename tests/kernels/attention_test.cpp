@@ -300,7 +300,13 @@ void expect_right(const Case& c) {
   compare("dv", &Results::dv);
 }
 
-TEST(Attention, EveryTypeAndOption) {
+// One thread unless a test says otherwise: two that wait for each other are slow on a busy machine.
+class AttentionTest : public testing::Test {
+ protected:
+  void SetUp() override { set_compute_threads(1); }
+};
+
+TEST_F(AttentionTest, EveryTypeAndOption) {
   for (const DType dtype : {float32, bfloat16, float16, float64}) {
     for (int options = 0; options < 8; ++options) {
       expect_right({.heads = 4,
@@ -315,7 +321,7 @@ TEST(Attention, EveryTypeAndOption) {
   }
 }
 
-TEST(Attention, LengthsOnBothSidesOfTheTiles) {
+TEST_F(AttentionTest, LengthsOnBothSidesOfTheTiles) {
   for (const DType dtype : {float32, bfloat16}) {
     for (const auto& [queries, keys] :
          std::vector<std::pair<std::int64_t, std::int64_t>>{{1, 1},
@@ -335,7 +341,7 @@ TEST(Attention, LengthsOnBothSidesOfTheTiles) {
   }
 }
 
-TEST(Attention, ManyTilesOfKeys) {
+TEST_F(AttentionTest, ManyTilesOfKeys) {
   for (const DType dtype : {float32, bfloat16, float64}) {
     expect_right({.batch = 1,
                   .heads = 1,
@@ -349,7 +355,7 @@ TEST(Attention, ManyTilesOfKeys) {
   }
 }
 
-TEST(Attention, HeadSizes) {
+TEST_F(AttentionTest, HeadSizes) {
   for (const std::int64_t dim : {8, 24, 40, 64, 80, 128, 256}) {
     for (const DType dtype : {float32, bfloat16, float16}) {
       expect_right(
@@ -358,7 +364,7 @@ TEST(Attention, HeadSizes) {
   }
 }
 
-TEST(Attention, RowsThatSeeNothingGiveZeros) {
+TEST_F(AttentionTest, RowsThatSeeNothingGiveZeros) {
   const Case c{
       .batch = 1, .queries = 90, .keys = 20, .causal = true};  // the first 70 queries see no key
   const Problem problem(c);
@@ -373,7 +379,7 @@ TEST(Attention, RowsThatSeeNothingGiveZeros) {
   expect_right(c);
 }
 
-TEST(Attention, NotANumberIsNotHidden) {
+TEST_F(AttentionTest, NotANumberIsNotHidden) {
   Problem problem({.batch = 1, .heads = 1, .key_heads = 1, .queries = 5, .keys = 5});
   problem.q[0] = std::numeric_limits<double>::quiet_NaN();
   const Results got = problem.run();
@@ -382,7 +388,7 @@ TEST(Attention, NotANumberIsNotHidden) {
   EXPECT_FALSE(std::isnan(got.out[static_cast<std::size_t>(problem.out_stride())]));
 }
 
-TEST(Attention, GradientsAreTheForwardsSlopes) {
+TEST_F(AttentionTest, GradientsAreTheForwardsSlopes) {
   const Case c{.batch = 1,
                .heads = 2,
                .key_heads = 1,
@@ -421,8 +427,7 @@ TEST(Attention, GradientsAreTheForwardsSlopes) {
   check(problem.v, at.dv);
 }
 
-TEST(Attention, ThreadsDoNotChangeABit) {
-  const int threads_before = compute_threads();
+TEST_F(AttentionTest, ThreadsDoNotChangeABit) {
   for (const DType dtype : {float32, bfloat16, float16, float64}) {
     const Problem problem({.batch = 3,
                            .heads = 4,
@@ -442,10 +447,9 @@ TEST(Attention, ThreadsDoNotChangeABit) {
     EXPECT_EQ(one.dk, two.dk);
     EXPECT_EQ(one.dv, two.dv);
   }
-  set_compute_threads(threads_before);
 }
 
-TEST(Attention, MisuseNamesTheShape) {
+TEST_F(AttentionTest, MisuseNamesTheShape) {
   const Problem problem({.heads = 3, .key_heads = 2});
   try {
     cpu::attention_forward({.shape = problem.shape(),

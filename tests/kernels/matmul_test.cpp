@@ -201,7 +201,13 @@ struct Types {
 const std::vector<Types> kTypes{{float32, float32}, {bfloat16, bfloat16}, {bfloat16, float32},
                                 {float16, float16}, {float16, float32},   {float64, float64}};
 
-TEST(Matmul, EveryTypeFlagAndOddSize) {
+// One thread unless a test says otherwise: two that wait for each other are slow on a busy machine.
+class MatmulTest : public testing::Test {
+ protected:
+  void SetUp() override { set_compute_threads(1); }
+};
+
+TEST_F(MatmulTest, EveryTypeFlagAndOddSize) {
   const std::int64_t sizes[][3] = {{1, 1, 1},   {1, 33, 17},   {17, 1, 33},  {33, 17, 1},
                                    {3, 17, 33}, {17, 33, 127}, {127, 3, 17}, {33, 127, 3}};
   for (const auto& types : kTypes) {
@@ -222,7 +228,7 @@ TEST(Matmul, EveryTypeFlagAndOddSize) {
   }
 }
 
-TEST(Matmul, AlphaAppliesToTheProductAlone) {
+TEST_F(MatmulTest, AlphaAppliesToTheProductAlone) {
   for (const auto& types : kTypes) {
     for (int flags = 0; flags < 4; ++flags) {
       expect_right({.m = 20,
@@ -238,7 +244,7 @@ TEST(Matmul, AlphaAppliesToTheProductAlone) {
   }
 }
 
-TEST(Matmul, StridesAndBatches) {
+TEST_F(MatmulTest, StridesAndBatches) {
   for (const auto& types : kTypes) {
     for (int flags = 0; flags < 4; ++flags) {
       expect_right({.m = 18,
@@ -255,7 +261,7 @@ TEST(Matmul, StridesAndBatches) {
   }
 }
 
-TEST(Matmul, SumsInSeveralChunks) {
+TEST_F(MatmulTest, SumsInSeveralChunks) {
   for (const DType out_dtype : {bfloat16, float32}) {
     for (const bool plain : {false, true}) {
       expect_right({.m = 150,
@@ -270,7 +276,7 @@ TEST(Matmul, SumsInSeveralChunks) {
   }
 }
 
-TEST(Matmul, LargerThanTheWidenedBlocks) {
+TEST_F(MatmulTest, LargerThanTheWidenedBlocks) {
   for (const DType dtype : {bfloat16, float16}) {
     expect_right({.m = 300, .n = 530, .k = 6, .dtype = dtype, .out_dtype = dtype, .bias = true});
     expect_right(
@@ -278,7 +284,7 @@ TEST(Matmul, LargerThanTheWidenedBlocks) {
   }
 }
 
-TEST(Matmul, NothingToSumLeavesBiasAndWhatWasThere) {
+TEST_F(MatmulTest, NothingToSumLeavesBiasAndWhatWasThere) {
   for (const auto& types : kTypes) {
     for (int flags = 0; flags < 4; ++flags) {
       expect_right({.m = 3,
@@ -294,7 +300,7 @@ TEST(Matmul, NothingToSumLeavesBiasAndWhatWasThere) {
   cpu::matmul(empty.arguments());
 }
 
-TEST(Matmul, RowsDoNotDependOnHowManyAreAskedFor) {
+TEST_F(MatmulTest, RowsDoNotDependOnHowManyAreAskedFor) {
   for (const auto& types : kTypes) {
     for (const bool transpose_b : {false, true}) {
       for (const auto& [n, k] : std::vector<std::array<std::int64_t, 2>>{
@@ -322,8 +328,7 @@ TEST(Matmul, RowsDoNotDependOnHowManyAreAskedFor) {
   }
 }
 
-TEST(Matmul, ThreadsDoNotChangeABit) {
-  const int threads_before = compute_threads();
+TEST_F(MatmulTest, ThreadsDoNotChangeABit) {
   for (const auto& types : kTypes) {
     for (const auto& [m, n, k, batch] : std::vector<std::array<std::int64_t, 4>>{{128, 384, 200, 1},
                                                                                  {3, 1000, 50, 1},
@@ -349,10 +354,9 @@ TEST(Matmul, ThreadsDoNotChangeABit) {
       }
     }
   }
-  set_compute_threads(threads_before);
 }
 
-TEST(Matmul, MisuseNamesTheShape) {
+TEST_F(MatmulTest, MisuseNamesTheShape) {
   Problem problem({.m = 4, .n = 5, .k = 6});
   Matmul wrong = problem.arguments();
   wrong.ldb = 4;

@@ -1,0 +1,127 @@
+// What a training loop asks of all ranks together.
+#include "sharding/context.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <mutex>
+#include <set>
+
+#include "kernels/base/error.h"
+
+namespace tessera {
+namespace {
+
+data::TensorDataset numbered(std::int64_t samples) {
+  std::vector<float> inputs;
+  std::vector<std::int64_t> targets;
+  for (std::int64_t i = 0; i < samples; ++i) {
+    inputs.push_back(static_cast<float>(i));
+    inputs.push_back(static_cast<float>(-i));
+    targets.push_back(i);
+  }
+  return {Tensor::from(inputs, {samples, 2}), Tensor::from(targets, {samples})};
+}
+
+// Every sample comes back once, in order, whatever had to be filled up.
+TEST(Context, GatherForMetricsIsExact) {
+  for (int world = 1; world <= 5; ++world) {
+    for (const std::int64_t samples : {1, 6, 7, 16, 23}) {
+      launch(world, [&](Context& context) {
+        data::TensorLoader loader =
+            context.prepare(data::TensorLoader(numbered(samples), {.batch_size = 2}));
+        std::vector<double> seen;
+        for (auto [x, y] : loader) {
+          EXPECT_EQ(y.size(0), 2);
+          const Tensor all = context.gather_for_metrics(y, loader);
+          const Tensor inputs = context.gather_for_metrics(x, loader);
+          EXPECT_EQ(inputs.size(0), all.size(0));
+          EXPECT_EQ(inputs.size(1), 2);
+          const auto values = all.to_vector();
+          for (std::size_t i = 0; i < values.size(); ++i) {
+            EXPECT_EQ(inputs.to_vector()[2 * i], values[i]);
+          }
+          seen.insert(seen.end(), values.begin(), values.end());
+        }
+        ASSERT_EQ(static_cast<std::int64_t>(seen.size()), samples) << world << " ranks";
+        for (std::size_t i = 0; i < seen.size(); ++i) EXPECT_EQ(seen[i], static_cast<double>(i));
+      });
+    }
+  }
+}
+
+TEST(Context, GatherForMetricsRefusesScalars) {
+  launch(1, [](Context& context) {
+    data::TensorLoader loader = context.prepare(data::TensorLoader(numbered(2), {}));
+    for (auto [x, y] : loader) {
+      EXPECT_THROW((void)context.gather_for_metrics(Tensor::scalar(1), loader), std::logic_error);
+    }
+  });
+}
+
+// The ranks together see what one rank of the larger batch sees.
+TEST(Context, PrepareDealsSamplesOut) {
+  std::mutex mutex;
+  std::map<int, std::vector<std::vector<double>>> by_step;  // step -> rank -> samples
+  launch(3, [&](Context& context) {
+    data::TensorLoader loader =
+        context.prepare(data::TensorLoader(numbered(18), {.batch_size = 2, .shuffle = true}));
+    int step = 0;
+    for (auto [x, y] : loader) {
+      const std::lock_guard lock(mutex);
+      by_step[step].resize(3);
+      by_step[step++][static_cast<std::size_t>(context.rank())] = y.to_vector();
+    }
+  });
+  data::TensorLoader alone(numbered(18), {.batch_size = 6, .shuffle = true});
+  int step = 0;
+  for (auto [x, y] : alone) {
+    std::vector<double> together;
+    for (const auto& of_rank : by_step[step]) {
+      together.insert(together.end(), of_rank.begin(), of_rank.end());
+    }
+    EXPECT_EQ(together, y.to_vector());
+    ++step;
+  }
+  EXPECT_EQ(static_cast<int>(by_step.size()), step);
+}
+
+TEST(Context, SumMeanMax) {
+  launch(4, [](Context& context) {
+    const double mine = context.rank() + 1;
+    EXPECT_EQ(context.sum(mine), 10);
+    EXPECT_EQ(context.mean(mine), 2.5);
+    EXPECT_EQ(context.max(mine), 4);
+    EXPECT_EQ(context.max(-mine), -1);
+    // In rank order: the same bits on every rank though doubles do not associate.
+    const double tenth = 0.1 * mine;
+    EXPECT_EQ(context.sum(tenth), ((0.1 * 1 + 0.1 * 2) + 0.1 * 3) + 0.1 * 4);
+    context.barrier();
+    EXPECT_EQ(context.is_main(), context.rank() == 0);
+    EXPECT_EQ(context.world().local_size, 4);
+  });
+}
+
+TEST(Context, MaxOfNotANumberIsNotANumber) {
+  launch(3, [](Context& context) {
+    const double value = context.rank() == 1 ? std::nan("") : 1.0;
+    EXPECT_TRUE(std::isnan(context.sum(value)));
+    EXPECT_TRUE(std::isnan(context.max(value))) << context.rank();
+  });
+}
+
+TEST(Launch, RethrowsTheFirstFailure) {
+  try {
+    launch(3, [](Context& context) {
+      if (context.rank() == 1) fail(ErrorCode::data, "the file of rank 1 is empty");
+      context.barrier();
+    });
+    FAIL() << "no exception";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::data);
+    EXPECT_STREQ(error.what(), "the file of rank 1 is empty");
+  }
+}
+
+}  // namespace
+}  // namespace tessera

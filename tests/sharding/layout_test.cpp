@@ -1,0 +1,205 @@
+// Where parameters lie in a unit's flat buffer, and who holds what.
+#include "sharding/layout.h"
+
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+#include <vector>
+
+namespace tessera {
+namespace {
+
+ParameterSpec spec(const Shape& shape, DType compute = float32, bool trainable = true,
+                   DType master = float32) {
+  return {.name = "p",
+          .shape = shape,
+          .master_dtype = master,
+          .compute_dtype = compute,
+          .trainable = trainable};
+}
+
+// Odd sizes, one element, none at all, two dtypes, frozen between trainable ones.
+std::vector<ParameterSpec> mixed() {
+  return {spec({7, 13}),
+          spec({1}),
+          spec({33}, bfloat16),
+          spec({5, 3}, float32, false),
+          spec({0, 4}),
+          spec({129}),
+          spec({2}, bfloat16, false),
+          spec({19, 5}, bfloat16),
+          spec({3}, float64, true, float64)};
+}
+
+const std::vector<std::vector<ParameterSpec>>& examples() {
+  static const std::vector<std::vector<ParameterSpec>> all{
+      mixed(),
+      {spec({1})},  // more ranks than elements
+      {spec({0})},
+      {},
+      {spec({64}), spec({64})},  // exactly a share's granule
+      {spec({1000, 3}, bfloat16)},
+      {spec({10}, float32, false), spec({10}, bfloat16, false)},  // all frozen
+      {spec({3}, float64, true, float64), spec({3}, bfloat16)},
+  };
+  return all;
+}
+
+TEST(UnitLayout, OffsetsDoNotDependOnShards) {
+  for (const auto& parameters : examples()) {
+    const UnitLayout one(parameters, 1);
+    for (int shards = 2; shards <= 8; ++shards) {
+      const UnitLayout many(parameters, shards);
+      ASSERT_EQ(many.slots().size(), one.slots().size());
+      for (std::size_t i = 0; i < one.slots().size(); ++i) {
+        EXPECT_EQ(many.slots()[i].segment, one.slots()[i].segment);
+        EXPECT_EQ(many.slots()[i].range.first, one.slots()[i].range.first);
+        EXPECT_EQ(many.slots()[i].range.count, one.slots()[i].range.count);
+      }
+      for (std::size_t s = 0; s < one.segments().size(); ++s) {
+        EXPECT_EQ(many.segments()[s].byte_offset, one.segments()[s].byte_offset);
+        EXPECT_EQ(many.segments()[s].gradient_offset, one.segments()[s].gradient_offset);
+      }
+      // Padding stands at the end, and is less than the ranks' granules.
+      EXPECT_GE(many.bytes(), one.bytes());
+      EXPECT_LT(many.bytes() - one.bytes(), 256u * static_cast<unsigned>(shards));
+    }
+  }
+}
+
+TEST(UnitLayout, SharesAndParametersAreAligned) {
+  for (const auto& parameters : examples()) {
+    for (int shards = 1; shards <= 8; ++shards) {
+      const UnitLayout layout(parameters, shards);
+      EXPECT_EQ(layout.bytes(), layout.share_bytes() * static_cast<std::size_t>(shards));
+      EXPECT_EQ(layout.share_bytes() % 128, 0u);
+      EXPECT_GT(layout.share_bytes(), 0u);
+      for (const auto& slot : layout.slots()) {
+        const auto& segment = layout.segments()[static_cast<std::size_t>(slot.segment)];
+        const std::size_t at = segment.byte_offset + static_cast<std::size_t>(slot.range.first) *
+                                                         size_of(segment.compute_dtype);
+        EXPECT_EQ(at % 16, 0u);
+        EXPECT_LE(at + static_cast<std::size_t>(slot.range.count) * size_of(segment.compute_dtype),
+                  layout.bytes());
+      }
+    }
+  }
+}
+
+TEST(UnitLayout, SegmentsAreEqualInDtypeAndTrainability) {
+  const UnitLayout layout(mixed(), 3);
+  ASSERT_EQ(layout.segments().size(), 5u);
+  bool frozen_seen = false;
+  for (const auto& segment : layout.segments()) {  // trainable ones first
+    frozen_seen = frozen_seen || !segment.trainable;
+    EXPECT_EQ(segment.trainable, !frozen_seen);
+  }
+  for (const auto& slot : layout.slots()) {
+    const auto& segment = layout.segments()[static_cast<std::size_t>(slot.segment)];
+    EXPECT_EQ(segment.compute_dtype, slot.spec.compute_dtype);
+    EXPECT_EQ(segment.master_dtype, slot.spec.master_dtype);
+    EXPECT_EQ(segment.trainable, slot.spec.trainable);
+  }
+  // Segments follow one another without a hole.
+  std::size_t end = 0;
+  for (const auto& segment : layout.segments()) {
+    EXPECT_EQ(segment.byte_offset, end);
+    end += static_cast<std::size_t>(segment.elements) * size_of(segment.compute_dtype);
+  }
+  EXPECT_EQ(end, layout.bytes());
+}
+
+TEST(UnitLayout, LocalRangesCoverOnce) {
+  for (const auto& parameters : examples()) {
+    for (int shards = 1; shards <= 8; ++shards) {
+      const UnitLayout layout(parameters, shards);
+      for (std::size_t s = 0; s < layout.segments().size(); ++s) {
+        std::int64_t position = 0;
+        for (int shard = 0; shard < shards; ++shard) {
+          const ElementRange range = layout.local(static_cast<int>(s), shard);
+          if (range.count == 0) continue;
+          EXPECT_EQ(range.first, position);
+          EXPECT_EQ(range.first % 32, 0);
+          position = range.end();
+        }
+        EXPECT_EQ(position, layout.segments()[s].elements);
+      }
+      for (const auto& slot : layout.slots()) {
+        std::int64_t position = 0;
+        for (int shard = 0; shard < shards; ++shard) {
+          const ElementRange part = layout.local_of(slot, shard);
+          if (part.count == 0) {
+            EXPECT_EQ(part.first, 0);
+            continue;
+          }
+          EXPECT_EQ(part.first, position);
+          position = part.end();
+        }
+        EXPECT_EQ(position, slot.spec.shape.elements());
+      }
+    }
+  }
+}
+
+// A shard's parts in bytes are its share: no rank holds more than another.
+TEST(UnitLayout, SharesAreEqual) {
+  for (const auto& parameters : examples()) {
+    if (parameters.empty()) continue;
+    for (int shards = 1; shards <= 8; ++shards) {
+      const UnitLayout layout(parameters, shards);
+      for (int shard = 0; shard < shards; ++shard) {
+        std::size_t bytes = 0;
+        for (std::size_t s = 0; s < layout.segments().size(); ++s) {
+          bytes += static_cast<std::size_t>(layout.local(static_cast<int>(s), shard).count) *
+                   size_of(layout.segments()[s].compute_dtype);
+        }
+        EXPECT_EQ(bytes, layout.share_bytes());
+      }
+    }
+  }
+}
+
+TEST(UnitLayout, GapsAndParametersFillTheGradient) {
+  for (const auto& parameters : examples()) {
+    for (const int shards : {1, 3, 8}) {
+      const UnitLayout layout(parameters, shards);
+      std::vector<int> covered(static_cast<std::size_t>(layout.gradient_elements()));
+      const auto cover = [&](std::int64_t first, std::int64_t count) {
+        for (std::int64_t i = first; i < first + count; ++i)
+          ++covered.at(static_cast<std::size_t>(i));
+      };
+      for (const auto& slot : layout.slots()) {
+        if (!slot.spec.trainable) continue;
+        const auto& segment = layout.segments()[static_cast<std::size_t>(slot.segment)];
+        cover(segment.gradient_offset + slot.range.first, slot.range.count);
+      }
+      for (const ElementRange& gap : layout.gradient_gaps()) {
+        EXPECT_GT(gap.count, 0);
+        cover(gap.first, gap.count);
+      }
+      EXPECT_EQ(covered, std::vector<int>(covered.size(), 1));
+    }
+  }
+}
+
+TEST(UnitLayout, FrozenParametersHaveNoGradient) {
+  EXPECT_EQ(UnitLayout({spec({10}, float32, false)}, 2).gradient_elements(), 0);
+  // Beside trainable ones they take no room in it either.
+  const UnitLayout both({spec({100}), spec({100'000}, float32, false)}, 2);
+  EXPECT_EQ(both.gradient_elements(), 128);
+}
+
+TEST(UnitLayout, RefusesNoShards) {
+  EXPECT_THROW(UnitLayout({spec({1})}, 0), std::logic_error);
+}
+
+TEST(ElementRanges, Intersect) {
+  EXPECT_EQ(intersect({0, 10}, {5, 10}).first, 5);
+  EXPECT_EQ(intersect({0, 10}, {5, 10}).count, 5);
+  EXPECT_EQ(intersect({0, 5}, {5, 5}).count, 0);
+  EXPECT_EQ(intersect({20, 5}, {0, 5}).count, 0);
+  EXPECT_EQ(intersect({0, 100}, {7, 1}).count, 1);
+}
+
+}  // namespace
+}  // namespace tessera
