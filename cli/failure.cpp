@@ -107,7 +107,8 @@ std::optional<Failure> current_failure() {
 
 void report_failure(const Failure& failure) {
   if (send_to_launcher(failure)) return;
-  const bool several = environment_number("WORLD_SIZE").value_or(1) > 1;
+  const bool several =
+      std::getenv("RANK") != nullptr && environment_number("WORLD_SIZE").value_or(1) > 1;
   const std::string line =
       several ? fmt::format("tessera: rank {}: error: {}\n", failure.rank, failure.message)
               : fmt::format("tessera: error: {}\n", failure.message);

@@ -2,10 +2,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/safetensors.h"
@@ -34,6 +36,16 @@ struct GenerateCommand {
   [[nodiscard]] std::vector<std::int64_t> tokens(const models::LanguageModel& model) const;
   void write_logits(models::LanguageModel& model, const std::vector<std::int64_t>& ids) const;
 };
+
+// CLI11's own check spells out the largest double, and lets NaN pass.
+const CLI::Validator not_negative(
+    [](const std::string& text) {
+      double value = 0;
+      const bool good =
+          CLI::detail::lexical_cast(text, value) && std::isfinite(value) && value >= 0;
+      return good ? std::string() : fmt::format("must be a number of at least 0, got {}", text);
+    },
+    "");
 
 nlohmann::json read_config(const fs::path& folder) {
   std::ifstream stream(folder / "config.json");
@@ -65,7 +77,12 @@ std::unique_ptr<models::LanguageModel> GenerateCommand::load_model() const {
   TESSERA_CHECK(fs::is_directory(path), ErrorCode::checkpoint, "{}: no such folder", folder);
   if (!fs::exists(path / "config.json")) {  // a folder of steps
     const auto found = checkpoint::find_latest(*alone, path);
-    if (found) path = found->path;
+    if (found) {
+      for (const std::string& reason : found->skipped) {
+        fmt::print(stderr, "tessera: passed over {}\n", reason);
+      }
+      path = found->path;
+    }
   }
   auto model = models::make_language_model(read_config(path), (path / "config.json").string());
   checkpoint::State state;
@@ -112,7 +129,18 @@ int GenerateCommand::run() const {
   if (!logits_file.empty()) write_logits(*model, ids);
   const ByteTokenizer bytes;
   const bool as_text = prompt_ids.empty();
+  bool begun = false;
+  // The prompt comes with the first token: one that the model refuses is not printed.
+  const auto begin = [&] {
+    if (std::exchange(begun, true)) return;
+    if (as_text) {
+      fmt::print("{}", prompt);
+    } else {
+      fmt::print("{}", fmt::join(ids, ","));
+    }
+  };
   const auto print = [&](std::int64_t id) {
+    begin();
     const auto token = static_cast<std::int32_t>(id);
     if (as_text) {
       const std::string text = bytes.decode(std::span(&token, 1));
@@ -122,12 +150,8 @@ int GenerateCommand::run() const {
     }
     std::fflush(stdout);
   };
-  if (as_text) {
-    fmt::print("{}", prompt);
-  } else {
-    fmt::print("{}", fmt::join(ids, ","));
-  }
   models::generate(*model, ids, options, print);
+  begin();
   fmt::print("\n");
   return 0;
 }
@@ -147,17 +171,17 @@ void add_generate(CLI::App& command, Invocation& invocation) {
       ->delimiter(',')
       ->type_name("IDS");
   command.add_option("--max-new-tokens", options->options.max_new_tokens, "How many tokens to add")
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative)
       ->capture_default_str();
   command
       .add_option("--temperature", options->options.temperature,
                   "0 takes the most probable token each time")
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative)
       ->capture_default_str();
   command
       .add_option("--top-k", options->options.top_k,
                   "Draw among the k most probable tokens only; 0: all")
-      ->check(CLI::NonNegativeNumber)
+      ->check(not_negative)
       ->capture_default_str();
   command.add_option("--seed", options->options.seed, "Of the draws")->capture_default_str();
   command

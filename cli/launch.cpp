@@ -237,6 +237,14 @@ int exit_code(const Outcome& outcome) {
   return outcome.first_failure->exit.signal != 0 ? rank_failed : outcome.first_failure->exit.code;
 }
 
+// Of these kinds every rank finds the same, or the message itself names the rank.
+bool concerns_all(int code) {
+  constexpr ErrorCode kinds[] = {ErrorCode::usage, ErrorCode::configuration, ErrorCode::checkpoint,
+                                 ErrorCode::numeric};
+  return std::any_of(std::begin(kinds), std::end(kinds),
+                     [code](ErrorCode kind) { return static_cast<int>(kind) == code; });
+}
+
 // What the first rank that failed said, once; or, when it said nothing, what became of it.
 void explain(const Outcome& outcome, int ranks) {
   if (!outcome.first_failure) return;
@@ -250,10 +258,7 @@ void explain(const Outcome& outcome, int ranks) {
                                    [&](const Failure& failure) {
                                      return failure.message == of_first->message;
                                    }) == ranks;
-    const bool general = ranks == 1 || all_alike ||
-                         of_first->code == static_cast<int>(ErrorCode::configuration) ||
-                         of_first->code == static_cast<int>(ErrorCode::usage);
-    say(general
+    say(ranks == 1 || all_alike || concerns_all(of_first->code)
             ? fmt::format("error: {}", of_first->message)
             : fmt::format("error: rank {} (pid {}): {}", first.rank, first.pid, of_first->message));
     return;

@@ -120,9 +120,9 @@ bool flush_stdout() {
 }  // namespace
 
 int run_program(std::vector<std::string> arguments) {
-  std::signal(
-      SIGPIPE,
-      SIG_IGN);  // a closed pipe is an error of the write, which is handled where it happens
+  // A closed pipe and a file over its limit are errors of the write, handled where they happen.
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
   try {
     const int code = parse_and_run(std::move(arguments));
     return flush_stdout() ? code : std::max(code, static_cast<int>(ErrorCode::runtime));

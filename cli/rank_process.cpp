@@ -50,6 +50,7 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   }
   if (start.keep_descriptor) ::fcntl(*start.keep_descriptor, F_SETFD, 0);
   std::signal(SIGPIPE, SIG_DFL);
+  std::signal(SIGXFSZ, SIG_DFL);
   ::sigprocmask(SIG_SETMASK, &start.signal_mask, nullptr);
   ::execvpe(arguments[0], arguments, environment);
   const int error = errno;

@@ -271,7 +271,7 @@ std::vector<RecipeKey> strategy_keys() {
                          "gradients are computed, after, or when it is needed.")),
       key(TESSERA_KEY(sharding, forward_prefetch), "Gather the next unit during a unit's forward."),
       key(TESSERA_KEY(sharding, limit_all_gathers),
-          "Bound the gathers in flight, and so the memory."),
+          "Accelerate's key: at most two gathers are in flight here, whichever it says."),
   };
 }
 

@@ -26,7 +26,12 @@ struct TrainCommand {
     Context context = init();
     TrainingRun training(recipe, context);
     const std::vector<std::string> notes = training.resume();
+    training.prepare_folder();
     const InterruptionWatch watch;
+    std::optional<MetricsWriter>
+        metrics;  // before the first word, so that a refusal is the only one
+    if (recipe.log.jsonl && context.is_main())
+      metrics.emplace(*recipe.log.jsonl, training.position().steps);
 
     Progress progress({.first_step = training.position().steps,
                        .steps = recipe.train.steps,
@@ -36,9 +41,6 @@ struct TrainCommand {
                        .animated = animated_by_default()});
     progress.note(training.describe());
     for (const std::string& note : notes) progress.note(note);
-    std::optional<MetricsWriter> metrics;
-    if (recipe.log.jsonl && context.is_main())
-      metrics.emplace(*recipe.log.jsonl, training.position().steps);
     return loop(recipe, training, progress, metrics);
   }
 

@@ -33,6 +33,9 @@ class TrainingRun {
   // Collective. Goes on from what the recipe's `resume` says, if there is something; notes for the
   // user come back.
   std::vector<std::string> resume();
+  // Collective. Makes the checkpoints' folder, if there will be any: a place that cannot be written
+  // is said before the first step, not at the first save.
+  void prepare_folder();
 
   // Collective. One optimizer step over gradient_accumulation_steps micro-batches. A loss or
   // gradient that is not finite is an Error(numeric) that leaves parameters as they were.

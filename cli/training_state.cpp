@@ -1,6 +1,8 @@
 // What a run reads and writes: pretrained weights, checkpoints, the position in them.
 #include <fstream>
 
+#include "checkpoint/collective.h"
+#include "checkpoint/file.h"
 #include "checkpoint/sharded_state.h"
 #include "cli/training_run.h"
 #include "kernels/base/error.h"
@@ -69,6 +71,15 @@ std::vector<std::string> TrainingRun::resume() {
     notes.push_back(fmt::format("weights from {}", *recipe_.model.pretrained));
   }
   return notes;
+}
+
+void TrainingRun::prepare_folder() {
+  if (!recipe_.checkpoint.dir || recipe_.checkpoint.every == 0) return;
+  const std::string place = where(recipe_, "checkpoint.dir");
+  checkpoint::together(context_.communicator(), place, [&] {
+    if (context_.is_main()) checkpoint::create_folders(*recipe_.checkpoint.dir);
+    return std::string();
+  });
 }
 
 void TrainingRun::load_checkpoint(const std::string& folder) {

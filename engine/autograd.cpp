@@ -79,6 +79,7 @@ thread_local std::uint64_t next_sequence = 0;
 
 struct Run {
   std::vector<std::function<void()>> callbacks;
+  std::vector<std::function<void()>> on_failure;
 };
 thread_local Run* active_run = nullptr;
 
@@ -213,6 +214,11 @@ void GradientSink::commit() {
   pending_.clear();
 }
 
+SavedTensor::SavedTensor(const Tensor& tensor) {
+  if (tensor.defined()) recompute_ = tensor.impl()->recompute;
+  if (!recompute_) tensor_ = tensor;
+}
+
 bool sole_owner(const Tensor& tensor) {
   return tensor.impl().use_count() == 1 && tensor.storage().use_count() == 1;
 }
@@ -320,13 +326,19 @@ void backward(const Tensor& root, const Tensor& seed) {
   struct Reset {
     ~Reset() { active_run = nullptr; }
   } const reset;
-  Engine().run(root, seed);
-  for (const auto& callback : run.callbacks) callback();
+  try {
+    Engine().run(root, seed);
+    for (const auto& callback : run.callbacks) callback();
+  } catch (...) {
+    for (const auto& callback : run.on_failure) callback();
+    throw;
+  }
 }
 
-void at_end_of_backward(std::function<void()> callback) {
+void at_end_of_backward(std::function<void()> callback, std::function<void()> on_failure) {
   TESSERA_REQUIRE(active_run != nullptr, "no backward runs on this thread");
   active_run->callbacks.push_back(std::move(callback));
+  if (on_failure) active_run->on_failure.push_back(std::move(on_failure));
 }
 
 bool in_backward() {

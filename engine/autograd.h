@@ -79,14 +79,27 @@ class GradientSink {
   std::vector<Pending> pending_;
 };
 
+// What an op keeps of a tensor for its backward: the tensor, or, where its maker has said how, the
+// way to compute it again.
+class SavedTensor {
+ public:
+  SavedTensor() = default;
+  explicit SavedTensor(const Tensor& tensor);
+  [[nodiscard]] Tensor get() const { return recompute_ ? (*recompute_)() : tensor_; }
+
+ private:
+  Tensor tensor_;
+  std::shared_ptr<const std::function<Tensor()>> recompute_;
+};
+
 // True when `tensor` is the only handle to its memory: a backward may then overwrite it.
 bool sole_owner(const Tensor& tensor);
 
 void backward(const Tensor& root, const Tensor& seed);
 
 // Calls `callback` when the backward that runs now on this thread has finished (before backward()
-// returns).
-void at_end_of_backward(std::function<void()> callback);
+// returns), or `on_failure` when an exception ended it.
+void at_end_of_backward(std::function<void()> callback, std::function<void()> on_failure = {});
 bool in_backward();
 
 // For tests: the ops of all nodes that lead to `root`.

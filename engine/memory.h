@@ -1,5 +1,5 @@
-// Host memory for tensors: a caching pool for each rank, so that a training step allocates nothing
-// from the system after the first one.
+// Host memory for tensors: a caching pool for each rank. Once gradients and optimizer state exist
+// (the first step makes them), a training step allocates nothing from the system.
 #pragma once
 
 #include <cstddef>

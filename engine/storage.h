@@ -23,6 +23,7 @@ class Storage {
   [[nodiscard]] std::byte* data() const;
   [[nodiscard]] bool present() const { return data_ != nullptr; }
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
+  [[nodiscard]] bool is_lent() const { return !name_.empty(); }
   [[nodiscard]] Device device() const { return device_; }
 
   void attach(std::byte* data);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -53,6 +54,10 @@ struct TensorData {
   float grad_scale = 1.0f;
 
   std::shared_ptr<Initializer> initializer;  // of a parameter
+
+  // Computes the same values again, where that is cheaper than keeping them for backward (a norm's
+  // output). Must not refer to this tensor.
+  std::shared_ptr<const std::function<Tensor()>> recompute;
 };
 
 }  // namespace detail

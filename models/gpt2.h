@@ -1,9 +1,9 @@
 // GPT-2 with Hugging Face's module tree, parameter names and shapes (linear weights lie [in, out],
 // as its Conv1D's).
 //
-// What a layer keeps for backward, in units of [tokens, n_embd] (n_inner = 4 n_embd): its input 1,
-// the first norm's output 1, the packed projections 3, the attention's output 1, the stream after
-// the attention 1, the second norm's output 1 and the feed-forward's pre-activation 4.
+// What a layer keeps for backward, in units of [tokens, n_embd] (n_inner = 4 n_embd), 10 in all:
+// its input 1, the packed projections 3, the attention's output 1, the stream after the attention 1
+// and the feed-forward's pre-activation 4. Both norms' outputs are computed again.
 #pragma once
 
 #include <cstdint>

@@ -18,7 +18,7 @@ enum class BackwardPrefetch : std::uint8_t {
 
 struct ShardingOptions {
   Strategy strategy = Strategy::full_shard;
-  WrapPolicy wrap;
+  WrapPolicy wrap = {};
   // Parameters are cast to this dtype before they are gathered, and computed with in it. Unset:
   // their own.
   std::optional<DType> param_dtype = std::nullopt;

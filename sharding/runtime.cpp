@@ -102,6 +102,11 @@ void Runtime::connect(comm::Communicator& world) {
 
 void Runtime::create_units(nn::Module& root) {
   const std::vector<UnitModule> modules = choose_units(root, options_.wrap);
+  for (const UnitModule& unit : modules) {
+    TESSERA_REQUIRE(unit.module->hooks() == nullptr,
+                    "module {} is sharded already: a module has one ShardedModel at a time",
+                    unit.name);
+  }
   const auto owned = assign_parameters(root, modules);
   for (std::size_t i = 0; i < modules.size(); ++i) {
     std::vector<ParameterSpec> specs;

@@ -56,6 +56,7 @@ class Runtime {
   void before_backward(Unit& unit);
   void after_backward(Unit& unit);
   void at_end_of_backward();
+  void abandon_backward();
 
   // Parameters.
   void gather(Unit& unit, comm::Phase phase);

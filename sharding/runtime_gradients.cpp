@@ -17,8 +17,26 @@ DType sum_dtype(DType gradient) {
 
 void Runtime::expect_end_of_backward() {
   if (end_expected_) return;
-  autograd::at_end_of_backward([this] { at_end_of_backward(); });
+  autograd::at_end_of_backward([this] { at_end_of_backward(); }, [this] { abandon_backward(); });
   end_expected_ = true;
+}
+
+// An exception ended the pass: gradients that are not reduced yet are dropped. What was reduced
+// stays.
+void Runtime::abandon_backward() {
+  end_expected_ = false;
+  for (const auto& unit : units_) {
+    unit->pending_backwards = 0;
+    if (!unit->has_gradient() || !unit->gradient_storage()->present()) continue;
+    unit->complete_gradient();
+    unit->gradient_storage()->detach();
+    if (unit->gradient_buffer != unit->own_gradient_buffer) {
+      free_gradient_buffers_.push_back({unit->gradient_buffer, {}});  // read by nobody
+    } else {
+      unit->gradient_writable = {};
+    }
+    unit->gradient_buffer.reset();
+  }
 }
 
 std::shared_ptr<comm::Buffer> Runtime::allocate_gradient(const Unit& unit, std::size_t bytes) {

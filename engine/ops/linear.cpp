@@ -159,9 +159,11 @@ Tensor linear(const Tensor& input, const Tensor& weight, const Tensor& bias, Wei
   const LinearShape s = linear_shape("linear", x, weight, bias, layout);
   Tensor out = Tensor::empty(with_last(x.shape(), s.out), s.dtype, x.device());
   product(s, x, weight, bias, out);
+  // Only the weight's gradient needs x.
+  const autograd::SavedTensor saved(weight.requires_grad() ? x : Tensor{});
   autograd::record(Op::linear, {x, weight, bias}, {out},
                    [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-                     if (sink.wants(1)) weight_gradient(s, x, dout[0], sink.slot(1));
+                     if (sink.wants(1)) weight_gradient(s, saved.get(), dout[0], sink.slot(1));
                      if (sink.wants(2)) bias_gradient(s, dout[0], sink.slot(2));
                      if (sink.wants(0)) input_gradient(s, dout[0], weight, sink.slot(0));
                    });
@@ -184,8 +186,13 @@ Tensor bias_gelu_linear(const Tensor& x, const Tensor& bias_in, const Tensor& we
                      if (sink.wants(3)) bias_gradient(s, dout[0], sink.slot(3));
                      Tensor dh = Tensor::empty(x.shape(), s.dtype, x.device());
                      input_gradient(s, dout[0], weight, {dh, false});
-                     Tensor h =
-                         sink.wants(2) ? Tensor::empty(x.shape(), s.dtype, x.device()) : Tensor{};
+                     // The activation is computed again, over the pre-activation when nobody else
+                     // needs that.
+                     Tensor h;
+                     if (sink.wants(2)) {
+                       h = autograd::sole_owner(x) ? x
+                                                   : Tensor::empty(x.shape(), s.dtype, x.device());
+                     }
                      TESSERA_LAUNCH(x.device(), bias_gelu_backward,
                                     {dh.data(), x.data(), bias_data(), dh.data(),
                                      h ? h.data() : nullptr, s.rows, s.in, exact, s.dtype});

@@ -16,6 +16,26 @@ struct Norm {
   Tensor out;
 };
 
+// A norm's output costs one pass over memory to compute again and as much memory as its input to
+// keep, so backwards that need it compute it again from the input, which the norm keeps anyway.
+// gamma and beta are copied: they may be sharded by then.
+void offer_recompute(const Tensor& out, const Tensor& input, const Tensor& gamma,
+                     const Tensor& beta, const Tensor& mean, const Tensor& rstd, double eps,
+                     bool rms) {
+  const auto copy = [](const Tensor& t) { return t.defined() ? t.clone() : Tensor{}; };
+  out.impl()->recompute = std::make_shared<const std::function<Tensor()>>(
+      [=, input = input.detach(), gamma = copy(gamma), beta = copy(beta)] {
+        Tensor again = Tensor::empty(input.shape(), input.dtype(), input.device());
+        const std::int64_t dim = input.size(-1);
+        // The statistics are written over with the same values.
+        TESSERA_LAUNCH(input.device(), norm_forward,
+                       {input.data(), nullptr, address(gamma), address(beta), nullptr, again.data(),
+                        address(mean), rstd.data(), rstd.elements(), dim, static_cast<float>(eps),
+                        rms, input.dtype()});
+        return again;
+      });
+}
+
 Norm norm(const Tensor& x, const Tensor& residual, const Tensor& gamma, const Tensor& beta,
           double eps, bool rms) {
   const char* name = rms ? "rms_norm" : "layer_norm";
@@ -58,6 +78,9 @@ Norm norm(const Tensor& x, const Tensor& residual, const Tensor& gamma, const Te
                     dgamma.accumulate, dbeta.accumulate, rows, dim, rms, input.dtype()});
     return dx;
   };
+  if (autograd::needs_graph({x, residual, gamma, beta})) {
+    offer_recompute(result.out, input, gamma, beta, mean, rstd, eps, rms);
+  }
   if (residual.defined()) {
     autograd::record(Op::add_norm, {x, residual, gamma, beta}, {result.sum, result.out},
                      [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {

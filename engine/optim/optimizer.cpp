@@ -18,6 +18,10 @@ Optimizer::Optimizer(std::vector<nn::NamedParameter> parameters)
         "optimizers update fp32 parameters; {} is {}: shard the module with param_dtype "
         "instead, which keeps fp32 masters",
         name, name_of(tensor.dtype()));
+    TESSERA_REQUIRE(!tensor.storage()->is_lent(),
+                    "parameter {} of a sharded module has no gradient of its own; make the "
+                    "optimizer from ShardedModel::parameters()",
+                    name);
   }
 }
 

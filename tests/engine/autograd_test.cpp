@@ -98,6 +98,37 @@ TEST(Autograd, BackwardFreesWhatWasSaved) {
   EXPECT_TRUE(saved.expired());
 }
 
+TEST(Autograd, ANormsOutputIsComputedAgainInsteadOfKept) {
+  const Tensor x = leaf({2, 3}, 1);
+  const Tensor weight = leaf({4, 3}, 2);
+  const Tensor gamma = leaf({3}, 3);
+  const Numbers wanted = [&] {
+    const Tensor kept = layer_norm(x, gamma, {}).detach();
+    testing::weighted_sum(linear(kept, weight)).backward();
+    return weight.grad().to_vector();
+  }();
+  Tensor(weight).zero_grad();
+  Tensor normalised = layer_norm(x, gamma, {});
+  const Tensor out = linear(normalised, weight);
+  const std::weak_ptr<Storage> storage = normalised.storage();
+  normalised = {};
+  EXPECT_TRUE(storage.expired());
+  Tensor(gamma).copy_from(Tensor::full({3}, 1e30, float64));  // as if it were sharded by now
+  testing::weighted_sum(out).backward();
+  EXPECT_EQ(weight.grad().to_vector(), wanted);
+}
+
+TEST(Autograd, ALinearLayerWithAFrozenWeightKeepsNoInput) {
+  const Tensor x = leaf({2, 3}, 1);
+  Tensor hidden = relu(x);
+  const Tensor out = linear(hidden, values({4, 3}, 2));
+  const std::weak_ptr<Storage> storage = hidden.storage();
+  hidden = {};
+  EXPECT_TRUE(storage.expired());
+  sum(out).backward();
+  EXPECT_TRUE(x.grad().defined());
+}
+
 TEST(Autograd, ASecondBackwardThroughAFreedGraphIsRefused) {
   const Tensor x = fp32_leaf({1});
   const Tensor shared = x * 2.0;

@@ -2,6 +2,7 @@
 // test fails when an op of engine/ops/op_list.h was reached by no check.
 #include "support/gradient_check.h"
 
+#include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -214,6 +215,22 @@ TEST(GradientCheck, NormsFusedWithTheResidualAddition) {
   check_gradients(doubled, {x, gamma});
 }
 
+TEST(GradientCheck, LinearLayersThatComputeANormAgain) {
+  const Tensor x = leaf({2, 3, 6}, 60);
+  const Tensor residual = leaf({2, 3, 6}, 61);
+  const Tensor gamma = leaf({6}, 62, 0.5, 1.5);
+  const Tensor beta = leaf({6}, 63);
+  const Tensor first = leaf({4, 6}, 64);
+  const Tensor second = leaf({4, 6}, 65);
+  const auto function = [&] {
+    const auto [total, out] = add_layer_norm(x, residual, gamma, beta);
+    const Tensor plain = rms_norm(total, gamma);
+    return weighted_sum(linear(out, first)) +
+           weighted_sum(linear(out, second) * linear(plain, first));
+  };
+  check_gradients(function, {x, residual, gamma, beta, first, second});
+}
+
 TEST(GradientCheck, DropoutWithAFixedKey) {
   manual_seed(3);
   const Tensor x = leaf({4, 9}, 42);
@@ -318,6 +335,21 @@ TEST(GradientCheck, OneTensorOnManyPaths) {
     return weighted_sum(a) + weighted_sum(b * c) + mean(square(linear(c, weight)));
   };
   check_gradients(function, {x, weight});
+}
+
+TEST(GradientCheck, FindsAWrongGradient) {
+  const Tensor x = leaf({3}, 53);
+  const auto wrong = [&](double factor) {
+    Tensor y = Tensor::empty({3}, float64);
+    y.copy_from(x);
+    autograd::record(Op::affine, {x}, {y},
+                     [factor](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+                       sink.add(0, affine(dout[0], factor));
+                     });
+    return weighted_sum(y);
+  };
+  check_gradients([&] { return wrong(1.0); }, {x});
+  EXPECT_NONFATAL_FAILURE(check_gradients([&] { return wrong(1.00001); }, {x}), "tape");
 }
 
 // Last in the file, and so last to run.

@@ -84,7 +84,9 @@ TEST_P(StreamTest, WaitingForAFailedEventFailsTheWaiterWhetherOrNotItIsOver) {
       nap();
       throw std::runtime_error("no");
     });
-    if (over) EXPECT_THROW(failed.wait(), std::runtime_error);
+    if (over) {
+      EXPECT_THROW(failed.wait(), std::runtime_error);
+    }
     bool ran = false;
     consumer.wait(failed);
     EXPECT_THROW(consumer.run([&] { ran = true; }), std::runtime_error);

@@ -27,12 +27,14 @@ void train_step(models::LanguageModel& model, optim::Optimizer& optimizer) {
   optimizer.zero_grad();
 }
 
-TEST(ModelMemory, NothingIsTakenFromTheSystemAfterTheFirstStep) {
+TEST(ModelMemory, NothingIsTakenFromTheSystemOnceStateIsThere) {
   for (const json& config : {gpt2_config, llama_config}) {
     manual_seed(1);
     const auto model = models::make_language_model(config);
     optim::AdamW optimizer(model->parameters(), {});
-    train_step(*model, optimizer);
+    // The first step makes gradients and optimizer state, the second is the first that has them all
+    // along.
+    for (int step = 0; step < 2; ++step) train_step(*model, optimizer);
     const auto pool = MemoryPool::current();
     const auto before = pool->stats();
     for (int step = 0; step < 3; ++step) train_step(*model, optimizer);
@@ -63,6 +65,24 @@ TEST(ModelMemory, AStepOnMetaTakesNone) {
     // Token ids, positions and rotary tables are the only real memory.
     EXPECT_LT(pool->stats().peak_in_use, before.in_use + 200'000) << config["model_type"];
   }
+}
+
+// models/gpt2.h says what a layer keeps.
+TEST(ModelMemory, AGpt2LayerKeepsWhatItsHeaderSays) {
+  const auto kept = [](int layers) {
+    json config = gpt2_config;
+    config["n_layer"] = layers;
+    config["resid_pdrop"] = config["embd_pdrop"] = config["attn_pdrop"] = 0.0;
+    const auto model = models::make_language_model(config);
+    const auto batch = testing::counting_batch(4, 32, 40);
+    const auto before = MemoryPool::current()->stats().in_use;
+    const Tensor loss = model->loss(batch.ids, batch.targets);
+    return static_cast<double>(MemoryPool::current()->stats().in_use - before);
+  };
+  const double unit = 4 * 32 * 32 * sizeof(float);
+  // Beside the ten activations: statistics of the norms, log-sums of the attention, copies of the
+  // norms' parameters.
+  EXPECT_NEAR((kept(4) - kept(2)) / 2 / unit, 10.0, 0.4);
 }
 
 TEST(ModelMemory, ForwardWithoutGradientsKeepsNothing) {

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 #include <mutex>
-#include <set>
 
 #include "kernels/base/error.h"
 

@@ -1,8 +1,6 @@
 // What a rank holds, byte for byte, and that a step allocates nothing once training has begun.
 #include <gtest/gtest.h>
 
-#include <mutex>
-
 #include "engine/memory.h"
 #include "sharding/layouts.h"
 #include "sharding/sharding_testing.h"
@@ -25,7 +23,8 @@ struct Held {
 };
 
 // Trains, and returns what each rank holds at the end.
-std::vector<Held> train(int world, const ShardingOptions& options, bool no_sync = false) {
+std::vector<Held> train(int world, const ShardingOptions& options, int steps,
+                        bool no_sync = false) {
   std::vector<Held> held(static_cast<std::size_t>(world));
   launch(world, [&](Context& context) {
     const testing::OneThread one_thread;
@@ -34,7 +33,7 @@ std::vector<Held> train(int world, const ShardingOptions& options, bool no_sync 
     ShardedModel model = fully_shard(net, context, options);
     optim::AdamW optimizer(model.parameters(), {.lr = 1e-3});
     Held& mine = held[static_cast<std::size_t>(context.rank())];
-    for (int step = 0; step < 5; ++step) {
+    for (int step = 0; step < steps; ++step) {
       const auto batch = toy_batch(step * world + context.rank(), 2);
       if (no_sync) {
         const auto scope = model.no_sync();
@@ -49,9 +48,9 @@ std::vector<Held> train(int world, const ShardingOptions& options, bool no_sync 
         mine.before = model.communication();
         mine.pool_before = MemoryPool::current()->stats();
       }
+      mine.after = model.communication();
+      mine.pool_after = MemoryPool::current()->stats();
     }
-    mine.after = model.communication();
-    mine.pool_after = MemoryPool::current()->stats();
     mine.bytes = model.held_bytes();
     mine.bytes.optimizer = optimizer.state_bytes();
   });
@@ -77,8 +76,8 @@ HeldBytes sum(const std::vector<Held>& ranks) {
 // alone.
 TEST(ShardingMemory, FullShardIsAQuarterPlusPadding) {
   constexpr int world = 4;
-  const auto whole = train(world, toy_options(Strategy::no_shard));
-  const auto sharded = train(world, toy_options(Strategy::full_shard));
+  const auto whole = train(world, toy_options(Strategy::no_shard), 2);
+  const auto sharded = train(world, toy_options(Strategy::full_shard), 2);
 
   std::size_t parameter_padding = 0;  // of all ranks together
   std::size_t gradient_padding = 0;
@@ -110,7 +109,7 @@ TEST(ShardingMemory, FollowsFromTheLayout) {
         const int shards = row.shards == ShardGroup::self    ? 1
                            : row.shards == ShardGroup::world ? world
                                                              : options.group_size;
-        const auto held = train(world, options);
+        const auto held = train(world, options, 1);
         for (int rank = 0; rank < world; ++rank) {
           HeldBytes expected;
           for (const ExpectedUnit& unit : units_of(param_dtype)) {
@@ -139,7 +138,7 @@ TEST(ShardingMemory, NothingIsAllocatedAfterTheFirstSteps) {
   for (const bool no_sync : {false, true}) {
     for (ShardingOptions options : all_strategies(4)) {
       options.param_dtype = bfloat16;
-      for (const Held& rank : train(4, options, no_sync)) {
+      for (const Held& rank : train(4, options, 4, no_sync)) {
         const std::string what = testing::describe(options);
         EXPECT_EQ(rank.pool_after.system_allocations, rank.pool_before.system_allocations) << what;
         EXPECT_EQ(rank.pool_after.in_use, rank.pool_before.in_use) << what;
@@ -153,7 +152,7 @@ TEST(ShardingMemory, NothingIsAllocatedAfterTheFirstSteps) {
 // However many layers: at most three parameter buffers and two gradient buffers of a layer's size,
 // and the root's own.
 TEST(ShardingMemory, FullShardBuffersAreAFixedSet) {
-  const auto held = train(2, toy_options(Strategy::full_shard));
+  const auto held = train(2, toy_options(Strategy::full_shard), 4);
   const auto units = units_of();
   const UnitLayout root = units[0].layout(2);
   const UnitLayout block = units[1].layout(2);

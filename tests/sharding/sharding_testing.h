@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -82,11 +83,15 @@ class ToyTransformer : public nn::Module {
     blocks_ = register_module("blocks", nn::ModuleList<ToyBlock>(std::move(blocks)));
     norm_ = register_module("norm", nn::LayerNorm(toy_width));
   }
-  Tensor forward(const Tensor& ids) const {
-    Tensor x = tokens_(ids) + parameter("positions");
-    for (const ToyBlock& block : *blocks_) x = block(x);
+  // The first block and all before it, and the rest.
+  Tensor embed(const Tensor& ids) const {
+    return (*blocks_)[0](tokens_(ids) + parameter("positions"));
+  }
+  Tensor head(Tensor x) const {
+    for (std::size_t i = 1; i < blocks_->size(); ++i) x = (*blocks_)[i](x);
     return linear(norm_(x), tokens_->weight());
   }
+  Tensor forward(const Tensor& ids) const { return head(embed(ids)); }
   [[nodiscard]] Tensor loss(const Tensor& ids, const Tensor& targets) const {
     return cross_entropy(forward(ids), targets);
   }
@@ -272,6 +277,35 @@ inline ::testing::AssertionResult same_bits(const Trajectory& expected, const Tr
   }
   if (expected != got) return ::testing::AssertionFailure() << "more parameters";
   return ::testing::AssertionSuccess();
+}
+
+// Calls body(context, net, model) on every rank, with a toy model that has the same values on each.
+template <class F>
+void on_ranks(int world, const ShardingOptions& options, F body) {
+  launch(world, [&](Context& context) {
+    const OneThread one_thread;
+    manual_seed(3);
+    ToyTransformer net;
+    ShardedModel model = fully_shard(net, context, options);
+    body(context, net, model);
+  });
+}
+
+// One backward of this rank's own batch.
+inline void train_once(const Context& context, ToyTransformer& net) {
+  const auto batch = toy_batch(context.rank(), 2);
+  net.loss(batch.ids, batch.targets).backward();
+}
+
+// What the action throws says; "no exception" when nothing.
+template <class Exception, class F>
+std::string message_of(F action) {
+  try {
+    action();
+  } catch (const Exception& error) {
+    return error.what();
+  }
+  return "no exception";
 }
 
 }  // namespace tessera::testing

@@ -1,0 +1,319 @@
+// Whatever is wrong with what a user gives: one line that begins with `tessera: error:`, and the
+// exit code of its kind, on one rank and on two.
+#include <sys/mount.h>
+#include <sys/resource.h>
+
+#include <optional>
+
+#include "tests/cli/training_testing.h"
+
+namespace tessera::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::damage;
+using testing::Ended;
+using testing::launched;
+using testing::run_program;
+using testing::Settings;
+using testing::train;
+using testing::train_arguments;
+using testing::TrainingFolder;
+
+int error_lines(const std::string& text) {
+  int count = 0;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) {
+    count += line.starts_with("tessera: error: ") ? 1 : 0;
+  }
+  return count;
+}
+
+// One line and nothing else: refused before anything was begun.
+void expect_refused(const Ended& ended, int code, const std::string& message) {
+  EXPECT_EQ(ended.code, code) << ended.err;
+  EXPECT_EQ(error_lines(ended.err), 1) << ended.err;
+  EXPECT_EQ(std::count(ended.err.begin(), ended.err.end(), '\n'), 1) << ended.err;
+  EXPECT_NE(ended.err.find(message), std::string::npos) << ended.err << "wanted: " << message;
+  EXPECT_EQ(ended.err.find("internal error"), std::string::npos) << ended.err;
+  EXPECT_EQ(ended.out, "");
+}
+
+void expect_refused_on_one_and_two(const std::vector<std::string>& arguments, int code,
+                                   const std::string& message) {
+  expect_refused(run_program(arguments), code, message);
+  expect_refused(run_program(launched(2, arguments)), code, message);
+}
+
+struct Refused {
+  Settings settings;
+  int code;
+  std::string message;
+};
+
+TEST(BadInput, SettingsThatCannotBe) {
+  const TrainingFolder folder;
+  const std::vector<Refused> cases = {
+      {{{"train.stps", "5"}}, 3, "unknown key train.stps; did you mean steps?"},
+      {{{"data.batch_size", "0"}}, 3, "data.batch_size must be at least 1, got 0"},
+      {{{"data.batch_size", "many"}}, 3, "data.batch_size"},
+      {{{"model.n_head", "3"}}, 3, "model.n_embd 64 is not divisible by model.n_head 3"},
+      {{{"model.n_positions", "32"}}, 3, "model.seq_len"},
+      {{{"sharding.sharding_strategy", "FULL_SHRD"}}, 3, "FULL_SHARD"},
+      {{{"sharding.sharding_strategy", "HYBRID_SHARD"}, {"sharding.group_size", "5"}},
+       3,
+       "sharding.group_size 5 does not divide"},
+      {{{"sharding.transformer_layer_cls_to_wrap", "NoSuchLayer"}}, 3, "NoSuchLayer"},
+      {{{"checkpoint.every", "5"}}, 3, "needs checkpoint.dir"},
+      {{{"log.jsonl", "/proc/nowhere/metrics.jsonl"}}, 3, "/proc/nowhere/metrics.jsonl"},
+      {{{"log.jsonl", folder.path("text.txt")}}, 3, "is no step of a run; name another file"},
+      {{{"checkpoint.dir", folder.path("text.txt")}}, 5, folder.path("text.txt")},
+      {{{"checkpoint.dir", "/proc/nowhere"}}, 5, "cannot create folder '/proc/nowhere'"},
+      {{{"checkpoint.resume", folder.path("nothing")}}, 5, "no committed checkpoint"},
+  };
+  for (const Refused& refused : cases) {
+    expect_refused_on_one_and_two(train_arguments(folder.small() + refused.settings), refused.code,
+                                  refused.message);
+  }
+}
+
+TEST(BadInput, RecipesThatCannotBeRead) {
+  const TrainingFolder folder;
+  const std::string data = "data: {train: " + folder.path("text.txt") + "}\n";
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {data + "model:\n  n_layr: 2\n", ":3: unknown key model.n_layr; did you mean n_layer?"},
+      {data + "modle: {n_layer: 2}\n", ":2: unknown key modle; did you mean model?"},
+      {data + "train: {steps: [1,\n", "r.yaml:"},
+      {data + "train: {steps: -1}\n", ":2: train.steps"},
+      {data + data, ":2: "},
+      {"- a\n- b\n", "must be groups of keys"},
+      {"", "empty"},
+      {std::string("data: \0", 7), "r.yaml"},
+      {"train: {steps: 5}\n", "data.train is missing"},
+  };
+  for (const auto& [text, message] : cases) {
+    folder.write("r.yaml", text);
+    expect_refused_on_one_and_two({"train", folder.path("r.yaml")}, 3, message);
+  }
+  expect_refused_on_one_and_two({"train", folder.path("none.yaml")}, 3, "does not exist");
+  expect_refused_on_one_and_two({"train", folder.path("text.txt")}, 3, "text.txt");
+  expect_refused(run_program({"train"}), 2, "recipe");
+  expect_refused(run_program({"train", folder.path("r.yaml"), "--sett", "a=b"}), 2, "--set");
+  expect_refused(run_program({"train", folder.path("r.yaml"), "--set", "train.steps"}), 2,
+                 "must be key=value");
+}
+
+TEST(BadInput, DataThatIsNotThere) {
+  const TrainingFolder folder;
+  folder.write("empty.txt", "");
+  folder.write("short.txt", testing::sample_text(64));  // a sequence has 64, and a target after it
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {folder.path("none.txt"), "none.txt cannot be opened"},
+      {folder.path("empty.txt"), "empty.txt"},
+      {folder.path("short.txt"), "has 64 tokens, less than the 65 of one sequence"},
+      {folder.path(""), "is a folder"},
+      {"/dev/null", "is a device"},
+  };
+  for (const auto& [file, message] : cases) {
+    for (const char* key : {"data.train", "data.valid"}) {
+      expect_refused(
+          run_program(launched(2, train_arguments(folder.small() + Settings{{key, file}}))), 4,
+          message);
+    }
+    expect_refused(run_program(train_arguments(folder.small() + Settings{{"data.train", file}})), 4,
+                   message);
+  }
+  folder.write("just.txt", testing::sample_text(65));
+  train(2, folder.small() + Settings{{"data.train", folder.path("just.txt")}});
+}
+
+TEST(BadInput, AWorldThatIsNoWorld) {
+  const TrainingFolder folder;
+  const auto arguments = train_arguments(folder.small());
+  using Environment = std::map<std::string, std::string>;
+  const std::vector<std::pair<Environment, std::string>> cases = {
+      {{{"RANK", "0"}}, "RANK is set, but WORLD_SIZE is not"},
+      {{{"WORLD_SIZE", "2"}}, "WORLD_SIZE is set, but RANK is not"},
+      {{{"RANK", "2"}, {"WORLD_SIZE", "1"}}, "RANK=2 is out of range"},
+      {{{"RANK", "one"}, {"WORLD_SIZE", "1"}}, "RANK='one' is not a whole number"},
+  };
+  for (const auto& [environment, message] : cases) {
+    expect_refused(run_program(arguments, environment), 3, message);
+  }
+  expect_refused(
+      run_program(
+          launched(3, train_arguments(folder.small() + Settings{{"sharding.sharding_strategy", "4"},
+                                                                {"sharding.group_size", "2"}}))),
+      3, "sharding.group_size 2 does not divide the 3 ranks of the world");
+}
+
+// A saved step of two ranks, and what can become of it.
+class SavedSteps {
+ public:
+  explicit SavedSteps(const std::string& type = "FULL_STATE_DICT")
+      : settings(folder.small() + Settings{{"checkpoint.dir", folder.path("saves")},
+                                           {"checkpoint.every", "3"},
+                                           {"checkpoint.state_dict_type", type}}) {
+    train(2, settings);
+  }
+  [[nodiscard]] std::string file(const std::string& name) const {
+    return folder.path("saves/step-3/" + name);
+  }
+
+  TrainingFolder folder;
+  Settings settings;
+};
+
+TEST(BadInput, DamagedCheckpoints) {
+  const SavedSteps saved;
+  const auto refused = [&](const std::string& file) {
+    // As the only one of its folder, by name, and as a model to write with.
+    const auto arguments = train_arguments(saved.settings);
+    expect_refused(run_program(launched(2, arguments)), 5, file);
+    const auto by_name =
+        train_arguments(saved.settings + Settings{{"checkpoint.resume", saved.file("")}});
+    expect_refused(run_program(launched(2, by_name)), 5, file);
+    expect_refused(run_program(by_name), 5, file);
+  };
+  for (const std::string name : {"model.safetensors", "optimizer.safetensors", "manifest.json"}) {
+    const std::string path = saved.file(name);
+    const std::string good = testing::read_text(path);
+    for (const auto place : {std::size_t{0}, std::size_t{100}, good.size() / 2, good.size() - 2}) {
+      damage(path, static_cast<std::streamoff>(place));
+      refused(name);
+      damage(path, static_cast<std::streamoff>(place));  // good again
+    }
+    fs::resize_file(path, good.size() / 2);
+    refused(name);
+    fs::resize_file(path, 0);
+    refused(name);
+    fs::remove(path);
+    if (name != "manifest.json") refused(name);
+    std::ofstream(path, std::ios::binary) << good;
+  }
+  EXPECT_EQ(run_program(launched(2, train_arguments(saved.settings))).code, 0);
+}
+
+TEST(BadInput, AMissingFileOfAShardedCheckpoint) {
+  const SavedSteps saved("SHARDED_STATE_DICT");
+  const std::string name = "model-rank-00001-of-00002.safetensors";
+  fs::remove(saved.file(name));
+  expect_refused_on_one_and_two(train_arguments(saved.settings), 5, name);
+  expect_refused(run_program({"generate", saved.file(""), "--prompt", "a"}), 5, name);
+}
+
+// A limit on the size of files that the programs started meanwhile inherit.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t bytes) {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    rlimit limit = before_;
+    limit.rlim_cur = bytes;
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileSizeLimit() { ::setrlimit(RLIMIT_FSIZE, &before_); }
+  FileSizeLimit(const FileSizeLimit&) = delete;
+  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
+
+ private:
+  rlimit before_{};
+};
+
+// A file system of its own with a few MiB, where the test may mount one.
+class SmallDisk {
+ public:
+  SmallDisk(const std::string& folder, const std::string& size) : folder_(folder) {
+    fs::create_directory(folder);
+    const std::string options = "size=" + size;
+    mounted_ = ::mount("tessera-test", folder.c_str(), "tmpfs", 0, options.c_str()) == 0;
+  }
+  ~SmallDisk() {
+    if (mounted_) ::umount2(folder_.c_str(), MNT_DETACH);
+  }
+  SmallDisk(const SmallDisk&) = delete;
+  SmallDisk& operator=(const SmallDisk&) = delete;
+  [[nodiscard]] bool mounted() const { return mounted_; }
+
+ private:
+  std::string folder_;
+  bool mounted_ = false;
+};
+
+// The save of step 6 failed: step 3 is whole, nothing else lies there, and the run goes on from it.
+void expect_intact(const TrainingFolder& folder, const Ended& failed, const Settings& settings) {
+  EXPECT_EQ(failed.code, 5) << failed.err;
+  EXPECT_EQ(error_lines(failed.err), 1) << failed.err;
+  EXPECT_NE(failed.err.find("step-6"), std::string::npos) << failed.err;
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder.path("saves"))) {
+    names.push_back(entry.path().filename());
+  }
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(names, (std::vector<std::string>{".lock", "latest", "step-3"}));
+  const Ended resumed = train(2, settings + Settings{{"checkpoint.every", "0"}});
+  EXPECT_NE(resumed.err.find("resumed from " + folder.path("saves/step-3")), std::string::npos)
+      << resumed.err;
+  EXPECT_EQ(resumed.err.find("passed over"), std::string::npos) << resumed.err;
+}
+
+TEST(BadInput, AFileOverTheLimitWhileSavingLeavesTheOldCheckpoint) {
+  for (const char* type : {"FULL_STATE_DICT", "SHARDED_STATE_DICT"}) {
+    const SavedSteps saved(type);
+    const Settings longer = saved.settings + Settings{{"train.steps", "6"}};
+    std::optional<FileSizeLimit> limit(200'000);
+    // One rank: of several, the shared memory would be over the limit as well.
+    const Ended failed = run_program(train_arguments(longer));
+    limit.reset();
+    EXPECT_NE(failed.err.find("EFBIG"), std::string::npos) << failed.err;
+    expect_intact(saved.folder, failed, longer);
+  }
+}
+
+TEST(BadInput, AFullDiskWhileSavingLeavesTheOldCheckpoint) {
+  const TrainingFolder folder;
+  const SmallDisk disk(folder.path("saves"), "2600k");  // a checkpoint has 1.46 MB
+  if (!disk.mounted()) GTEST_SKIP() << "this user may not mount a file system";
+  const Settings settings = folder.small() + Settings{{"checkpoint.dir", folder.path("saves")},
+                                                      {"checkpoint.every", "3"},
+                                                      {"train.steps", "6"}};
+  const Ended failed = run_program(launched(2, train_arguments(settings)));
+  expect_intact(folder, failed, settings);
+}
+
+TEST(BadInput, AFullDiskUnderTheMetrics) {
+  const TrainingFolder folder;
+  for (const int ranks : {1, 2}) {
+    const Ended ended = run_program(
+        launched(ranks, train_arguments(folder.small() + Settings{{"log.jsonl", "/dev/full"}})));
+    EXPECT_EQ(ended.code, 1) << ended.err;
+    EXPECT_EQ(error_lines(ended.err), 1) << ended.err;
+    EXPECT_NE(ended.err.find("log.jsonl: /dev/full at step 1"), std::string::npos) << ended.err;
+  }
+}
+
+TEST(BadInput, PretrainedFoldersThatAreNone) {
+  const TrainingFolder folder;
+  const std::string model = folder.path("model");
+  fs::create_directory(model);
+  folder.write("r.yaml", "model: {pretrained: " + model +
+                             ", seq_len: 64}\ndata: {train: " + folder.path("text.txt") + "}\n");
+  const std::vector<std::string> arguments = {"train", folder.path("r.yaml")};
+  expect_refused_on_one_and_two(arguments, 3, "config.json");
+  folder.write("model/config.json", "{\"model_type\": \"gpt2\", \"n_layer\": }");
+  expect_refused_on_one_and_two(arguments, 3, "config.json");
+  folder.write("model/config.json", "{\"model_type\": \"t5\"}");
+  expect_refused_on_one_and_two(arguments, 3, "t5");
+  folder.write("model/config.json",
+               "{\"model_type\": \"gpt2\", \"n_layer\": 2, \"n_head\": 4, \"n_embd\": 64, "
+               "\"n_positions\": 64, \"vocab_size\": 256}");
+  expect_refused_on_one_and_two(arguments, 5, "safetensors");
+  folder.write("model/model.safetensors", "not a model");
+  expect_refused_on_one_and_two(arguments, 5, "model.safetensors");
+  folder.write("model/config.json",
+               "{\"model_type\": \"gpt2\", \"n_layer\": 2, \"n_head\": 4, \"n_embd\": 64, "
+               "\"n_positions\": 32, \"vocab_size\": 256}");
+  expect_refused_on_one_and_two(arguments, 3, "positions");
+}
+
+}  // namespace
+}  // namespace tessera::cli

@@ -1,0 +1,168 @@
+// `tessera generate`: the same text from every kind of folder, draws that can be repeated, logits.
+#include <cstring>
+#include <memory>
+
+#include "tests/cli/training_testing.h"
+
+namespace tessera::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::Ended;
+using testing::run_program;
+using testing::Settings;
+using testing::train;
+using testing::TrainingFolder;
+
+// One model, saved in both ways. Trained once for all tests.
+class Generate : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    folder_ = std::make_unique<TrainingFolder>();
+    for (const std::string type : {"FULL_STATE_DICT", "SHARDED_STATE_DICT"}) {
+      train(2, folder_->small() + Settings{{"train.steps", "30"},
+                                           {"train.lr", "3e-3"},
+                                           {"checkpoint.dir", path(type)},
+                                           {"checkpoint.every", "15"},
+                                           {"checkpoint.state_dict_type", type}});
+    }
+  }
+  static void TearDownTestSuite() { folder_.reset(); }
+
+  static std::string path(const std::string& name) { return folder_->path(name); }
+  static Ended generate(const std::string& folder, const std::vector<std::string>& options) {
+    std::vector<std::string> arguments = {"generate", folder};
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    return run_program(arguments);
+  }
+  static std::string text(const std::string& folder, const std::vector<std::string>& options) {
+    const Ended ended = generate(folder, options);
+    EXPECT_EQ(ended.code, 0) << ended.err;
+    EXPECT_EQ(ended.err, "");
+    return ended.out;
+  }
+
+  static std::unique_ptr<TrainingFolder> folder_;
+};
+std::unique_ptr<TrainingFolder> Generate::folder_;
+
+const std::vector<std::string> draw_20 = {"--prompt",      "ga", "--max-new-tokens", "20",
+                                          "--temperature", "1",  "--seed",           "7"};
+
+TEST_F(Generate, EveryFolderGivesTheSameText) {
+  const std::string expected = text(path("FULL_STATE_DICT/step-30"), draw_20);
+  EXPECT_EQ(expected.substr(0, 2), "ga");
+  EXPECT_EQ(expected.size(), 2u + 20 + 1);
+  EXPECT_EQ(text(path("SHARDED_STATE_DICT/step-30"), draw_20), expected);
+  EXPECT_EQ(text(path("FULL_STATE_DICT"), draw_20), expected);
+  EXPECT_EQ(text(path("SHARDED_STATE_DICT"), draw_20), expected);
+  EXPECT_NE(text(path("FULL_STATE_DICT/step-15"), draw_20), expected);
+  // What transformers would see of it: the weights and their configuration.
+  fs::create_directory(path("plain"));
+  for (const std::string name : {"config.json", "model.safetensors"}) {
+    fs::copy_file(path("FULL_STATE_DICT/step-30/" + name), path("plain/" + name));
+  }
+  EXPECT_EQ(text(path("plain"), draw_20), expected);
+}
+
+TEST_F(Generate, IdsInIdsOut) {
+  const std::string letters =
+      text(path("FULL_STATE_DICT"), {"--prompt", "sh", "--max-new-tokens", "6"});
+  const std::string ids =
+      text(path("FULL_STATE_DICT"), {"--prompt-ids", "115,104", "--max-new-tokens", "6"});
+  std::string decoded;
+  std::istringstream stream(ids);
+  for (std::string id; std::getline(stream, id, ',');) decoded += static_cast<char>(std::stoi(id));
+  EXPECT_EQ(decoded + "\n", letters);
+  EXPECT_EQ(text(path("FULL_STATE_DICT"), {"--prompt-ids", "1,2,3", "--max-new-tokens", "0"}),
+            "1,2,3\n");
+}
+
+TEST_F(Generate, DrawsCanBeRepeatedAndLimited) {
+  const std::string steps = path("FULL_STATE_DICT");
+  const auto with = [&](std::vector<std::string> options) {
+    options.insert(options.end(), {"--prompt", "ga", "--max-new-tokens", "30"});
+    return text(steps, options);
+  };
+  const std::string greedy = with({});
+  EXPECT_EQ(with({"--seed", "1"}), greedy);
+  EXPECT_EQ(with({"--temperature", "2", "--top-k", "1", "--seed", "5"}), greedy);
+  const std::string first = with({"--temperature", "1", "--seed", "1"});
+  EXPECT_EQ(with({"--temperature", "1", "--seed", "1"}), first);
+  EXPECT_NE(with({"--temperature", "1", "--seed", "2"}), first);
+  EXPECT_EQ(with({"--temperature", "0.0001", "--seed", "3"}), greedy);
+}
+
+TEST_F(Generate, TextMayBeLongerThanTheModelsPositions) {
+  const std::string long_text =
+      text(path("FULL_STATE_DICT"), {"--prompt", "tile", "--max-new-tokens", "100"});
+  EXPECT_EQ(long_text.size(), 4u + 100 + 1);
+}
+
+TEST_F(Generate, LogitsAreASafetensorsFileOfThePromptsTokens) {
+  const auto logits = [&](const std::string& folder) {
+    const std::string file = path("logits.safetensors");
+    text(folder, {"--prompt-ids", "1,2,3,4,5", "--max-new-tokens", "1", "--logits", file});
+    return testing::read_text(file);
+  };
+  const std::string full = logits(path("FULL_STATE_DICT"));
+  std::uint64_t length = 0;
+  ASSERT_GT(full.size(), sizeof length);
+  std::memcpy(&length, full.data(), sizeof length);
+  const auto header = nlohmann::json::parse(full.substr(sizeof length, length));
+  EXPECT_EQ(header.at("logits").at("dtype"), "F32");
+  EXPECT_EQ(header.at("logits").at("shape"), nlohmann::json::parse("[5, 256]"));
+  EXPECT_EQ(full.size(), sizeof length + length + 5 * 256 * sizeof(float));
+  EXPECT_EQ(logits(path("SHARDED_STATE_DICT")), full);
+}
+
+TEST_F(Generate, WhatCannotBeAskedIsRefused) {
+  const std::string steps = path("FULL_STATE_DICT");
+  fs::create_directory(path("empty"));
+  struct Refused {
+    std::string folder;
+    std::vector<std::string> options;
+    int code;
+    std::string message;
+  };
+  const std::vector<Refused> cases = {
+      {steps, {}, 2, "--prompt TEXT or as --prompt-ids 1,2,3"},
+      {steps, {"--prompt", ""}, 2, "--prompt TEXT or as --prompt-ids 1,2,3"},
+      {steps, {"--prompt", "a", "--prompt-ids", "1"}, 2, "--prompt TEXT or as --prompt-ids 1,2,3"},
+      {steps, {"--prompt-ids", "1,x"}, 2, "--prompt-ids"},
+      {steps, {"--prompt-ids", "1,256"}, 4, "256 is outside the model's vocabulary of 256"},
+      {steps, {"--prompt-ids=-1,5"}, 4, "-1 is outside"},
+      {steps, {"--prompt", "a", "--temperature", "-1"}, 2, "must be a number of at least 0"},
+      {steps, {"--prompt", "a", "--temperature", "nan"}, 2, "must be a number of at least 0"},
+      {steps, {"--prompt", "a", "--top-k", "-3"}, 2, "--top-k"},
+      {steps, {"--prompt", "a", "--max-new-tokens", "-3"}, 2, "--max-new-tokens"},
+      {steps, {"--prompt", "a", "--seeed", "3"}, 2, "did you mean --seed?"},
+      {steps, {"--prompt", std::string(65, 'a'), "--logits", path("l")}, 2, "takes 1 to 64"},
+      {steps, {"--prompt", "a", "--logits", "/proc/nowhere/l"}, 5, "/proc/nowhere/l"},
+      {path("none"), {"--prompt", "a"}, 5, "no such folder"},
+      {path("empty"), {"--prompt", "a"}, 5, "no config.json"},
+      {path("text.txt"), {"--prompt", "a"}, 5, "no such folder"},
+  };
+  for (const Refused& refused : cases) {
+    const Ended ended = generate(refused.folder, refused.options);
+    EXPECT_EQ(ended.code, refused.code) << ended.err;
+    EXPECT_EQ(ended.out, "") << refused.message;
+    EXPECT_EQ(ended.err.substr(0, 16), "tessera: error: ");
+    EXPECT_EQ(std::count(ended.err.begin(), ended.err.end(), '\n'), 1) << ended.err;
+    EXPECT_NE(ended.err.find(refused.message), std::string::npos) << ended.err;
+  }
+}
+
+TEST_F(Generate, ADamagedNewestStepIsPassedOverAloud) {
+  const std::string expected = text(path("FULL_STATE_DICT/step-15"), draw_20);
+  fs::copy(path("FULL_STATE_DICT"), path("damaged"), fs::copy_options::recursive);
+  testing::damage(path("damaged/step-30/model.safetensors"), 200'000);
+  const Ended ended = generate(path("damaged"), draw_20);
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_EQ(ended.out, expected);
+  EXPECT_NE(ended.err.find("passed over step-30"), std::string::npos) << ended.err;
+  EXPECT_EQ(generate(path("damaged/step-30"), draw_20).code, 5);
+}
+
+}  // namespace
+}  // namespace tessera::cli

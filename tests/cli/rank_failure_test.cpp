@@ -1,0 +1,114 @@
+// A rank of a training run is killed, or stops: the job ends soon, names it, and leaves nothing.
+#include "tests/cli/training_testing.h"
+
+namespace tessera::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::seconds;
+using std::chrono::steady_clock;
+using testing::eventually;
+using testing::launched;
+using testing::pid_of_rank;
+using testing::Program;
+using testing::read_text;
+using testing::Settings;
+using testing::train_arguments;
+using testing::TrainingFolder;
+
+// A run that would not end by itself, a few steps on its way.
+class LongRun {
+ public:
+  explicit LongRun(int ranks, const std::map<std::string, std::string>& environment = {})
+      : program(launched(ranks, train_arguments(folder_.small() +
+                                                Settings{{"train.steps", "1000000"},
+                                                         {"log.jsonl", folder_.path("m.jsonl")}})),
+                environment) {
+    const std::string jsonl = folder_.path("m.jsonl");
+    under_way = eventually([&] { return testing::lines_of(jsonl) >= 3; });
+  }
+  // Processes of the job have the metrics file of this folder in their command line.
+  [[nodiscard]] int processes() const { return testing::processes_with(folder_.path("m.jsonl")); }
+
+ private:
+  TrainingFolder folder_;
+
+ public:
+  Program program;
+  bool under_way = false;
+};
+
+TEST(RankFailure, AKilledRankEndsTheJobWithin5SecondsAndIsNamed) {
+  for (const int victim : {0, 2}) {
+    LongRun run(3);
+    ASSERT_TRUE(run.under_way) << run.program.err();
+    EXPECT_GE(run.processes(), 4);
+    const pid_t pid = pid_of_rank(run.program.pid(), victim);
+    ASSERT_GT(pid, 0);
+    const auto killed = steady_clock::now();
+    ASSERT_EQ(::kill(pid, SIGKILL), 0);
+    EXPECT_EQ(run.program.wait(), 7) << run.program.err();
+    EXPECT_LT(steady_clock::now() - killed, seconds(5));
+    EXPECT_NE(run.program.err().find("tessera: error: rank " + std::to_string(victim) + " (pid " +
+                                     std::to_string(pid) + ") was killed by signal 9 (SIGKILL)"),
+              std::string::npos)
+        << run.program.err();
+    EXPECT_TRUE(eventually([&] { return run.processes() == 0; }));
+  }
+}
+
+TEST(RankFailure, NothingThatCouldStayHasAName) {
+  LongRun run(2);
+  ASSERT_TRUE(run.under_way) << run.program.err();
+  for (const int rank : {0, 1}) {
+    const fs::path process =
+        fs::path("/proc") / std::to_string(pid_of_rank(run.program.pid(), rank));
+    const std::string maps = read_text(process / "maps");
+    // The job's memory is a file without a name, which ends with its last user.
+    EXPECT_NE(maps.find("/memfd:tessera"), std::string::npos);
+    EXPECT_EQ(maps.find("/dev/shm/"), std::string::npos) << maps;
+    EXPECT_EQ(maps.find("/SYSV"), std::string::npos) << maps;
+    for (const auto& entry : fs::directory_iterator(process / "fd")) {
+      std::error_code closed_meanwhile;
+      const std::string target = fs::read_symlink(entry.path(), closed_meanwhile);
+      EXPECT_FALSE(target.starts_with("/dev/shm/")) << target;
+    }
+  }
+}
+
+TEST(RankFailure, AStoppedRankIsNamedAtTheDeadline) {
+  LongRun run(3, {{"TESSERA_COMM_TIMEOUT", "3"}});
+  ASSERT_TRUE(run.under_way) << run.program.err();
+  const pid_t pid = pid_of_rank(run.program.pid(), 1);
+  ASSERT_GT(pid, 0);
+  ASSERT_EQ(::kill(pid, SIGSTOP), 0);
+  // Three seconds of silence, three of grace for a rank that does not answer SIGTERM.
+  EXPECT_EQ(run.program.wait(seconds(20)), 7) << run.program.err();
+  const std::string error = run.program.err();
+  EXPECT_NE(error.find("tessera: error: "), std::string::npos) << error;
+  EXPECT_NE(error.find("rank 1"), std::string::npos) << error;
+  EXPECT_TRUE(eventually([&] { return run.processes() == 0; }));
+}
+
+TEST(RankFailure, AKilledLauncherTakesItsRanksAlong) {
+  LongRun run(2);
+  ASSERT_TRUE(run.under_way) << run.program.err();
+  run.program.signal(SIGKILL);
+  EXPECT_EQ(run.program.wait(), 128 + SIGKILL);
+  EXPECT_TRUE(eventually([&] { return run.processes() == 0; }));
+}
+
+TEST(RankFailure, ASecondSignalDoesNotWaitForTheSave) {
+  LongRun run(2);
+  ASSERT_TRUE(run.under_way) << run.program.err();
+  // Rank 1 cannot come to the end of its step any more.
+  ASSERT_EQ(::kill(pid_of_rank(run.program.pid(), 1), SIGSTOP), 0);
+  run.program.signal(SIGINT);
+  EXPECT_EQ(run.program.wait(std::chrono::milliseconds(200)), -1);
+  run.program.signal(SIGINT);
+  EXPECT_EQ(run.program.wait(seconds(10)), 128 + SIGINT) << run.program.err();
+  EXPECT_TRUE(eventually([&] { return run.processes() == 0; }));
+}
+
+}  // namespace
+}  // namespace tessera::cli
