@@ -36,8 +36,7 @@ std::string bytes_text(std::int64_t bytes) {
 
 std::string bar(double done, int width) {
   const int filled = std::clamp(static_cast<int>(done * width), 0, width);
-  return "[" + std::string(static_cast<std::size_t>(filled), '=') +
-         std::string(static_cast<std::size_t>(width - filled), ' ') + "]";
+  return fmt::format("[{:<{}}]", std::string(static_cast<std::size_t>(filled), '='), width);
 }
 
 int terminal_columns(int descriptor) {
@@ -80,13 +79,13 @@ void Progress::step(const StepMetrics& metrics) {
   if (!options_.animated) {
     const bool wanted =
         metrics.step % options_.every == 0 || metrics.step == options_.first_step + 1 || last;
-    if (wanted) print(line(metrics) + "\n");
+    if (wanted) print(fmt::format("{}\n", line(metrics)));
     return;
   }
   const double done = options_.steps > 0
                           ? static_cast<double>(metrics.step) / static_cast<double>(options_.steps)
                           : 1;
-  current_ = bar(done, 16) + " " + line(metrics);
+  current_ = fmt::format("{} {}", bar(done, 16), line(metrics));
   const auto now = std::chrono::steady_clock::now();
   if (drawn_ && !last && now - last_draw_ < redraw_interval) return;
   last_draw_ = now;
@@ -96,14 +95,14 @@ void Progress::step(const StepMetrics& metrics) {
 void Progress::note(const std::string& text) {
   if (!options_.shown) return;
   // Clears the progress line, writes, and draws it again below.
-  print(drawn_ ? fmt::format("\r\x1b[K{}\n", text) : text + "\n");
+  print(fmt::format("{}{}\n", drawn_ ? "\r\x1b[K" : "", text));
   if (drawn_) draw();
 }
 
 void Progress::draw() {
   const auto columns =
       static_cast<std::size_t>(std::max(20, terminal_columns(options_.descriptor) - 1));
-  print("\r" + current_.substr(0, columns) + "\x1b[K");
+  print(fmt::format("\r{}\x1b[K", current_.substr(0, columns)));
   drawn_ = true;
 }
 

@@ -16,7 +16,7 @@ struct GenerateOptions {
   std::int64_t top_k = 0;  // draw among the k most probable only; 0: all
   std::uint64_t seed =
       0;  // the i-th new token draws from (seed, i), so a run can be repeated exactly
-  std::optional<std::int64_t> stop_token;  // ends the text when it comes
+  std::optional<std::int64_t> stop_token = std::nullopt;  // ends the text when it comes
 };
 
 // Appends up to max_new_tokens to `prompt` and returns prompt and continuation. Dropout is off

@@ -1,10 +1,11 @@
 // The communicator interface: what the sharding code asks of a group of ranks.
 //
-// Collectives work on `Buffer`s, memory that the communicator allocates so that it can be shared between the ranks
-// (or registered with a network): on one host an all-gather copies nothing, since all ranks map one buffer.
-// Every call blocks the calling thread; asynchrony comes from calling on a side stream's worker. Calls on one
-// communicator must come from one thread at a time and in the same order on every rank; use duplicate() for a
-// second, independent channel. A communicator is used by the threads of one rank only.
+// Collectives work on `Buffer`s, memory that the communicator allocates so that it can be shared
+// between the ranks (or registered with a network): on one host an all-gather copies nothing, since
+// all ranks map one buffer. Every call blocks the calling thread; asynchrony comes from calling on
+// a side stream's worker. Calls on one communicator must come from one thread at a time and in the
+// same order on every rank; use duplicate() for a second, independent channel. A communicator is
+// used by the threads of one rank only.
 #pragma once
 
 #include <cstddef>
@@ -18,10 +19,20 @@
 
 namespace tessera::comm {
 
-enum class Phase : std::uint8_t { setup, forward, backward, reduce, optimizer, checkpoint, metrics, other };
+enum class Phase : std::uint8_t {
+  setup,
+  forward,
+  backward,
+  reduce,
+  optimizer,
+  checkpoint,
+  metrics,
+  other
+};
 std::string_view name_of(Phase phase);
 
-// What a collective is for. Compared between the ranks at every collective, together with the op, dtype and bytes.
+// What a collective is for. Compared between the ranks at every collective, together with the op,
+// dtype and bytes.
 struct Tag {
   std::uint64_t step = 0;
   std::uint32_t unit = 0;
@@ -33,30 +44,35 @@ enum class Sharing : std::uint8_t {
   per_rank,  // a region for each rank, readable by all: reduce-scatter sources
 };
 
-// Collective memory, zero-filled, aligned to 4096 bytes. Owned by the caller, freed with the last reference.
+// Collective memory, zero-filled, aligned to 4096 bytes. Owned by the caller, freed with the last
+// reference.
 //
-// Protocol: a writer calls acquire(), which waits until every rank has released the buffer's last contents; writes
-// (its share of a one_copy buffer, its own region of a per_rank one); then calls the collective that publishes the
-// contents. After all_gather each rank reads in place and calls release() once when it no longer does, from any thread.
-// reduce_scatter and all_reduce release by themselves. Violations are logic_errors.
+// Protocol: a writer calls acquire(), which waits until every rank has released the buffer's last
+// contents; writes (its share of a one_copy buffer, its own region of a per_rank one); then calls
+// the collective that publishes the contents. After all_gather each rank reads in place and calls
+// release() once when it no longer does, from any thread. reduce_scatter and all_reduce release by
+// themselves. Violations are logic_errors.
 class Buffer {
  public:
   virtual ~Buffer() = default;
-  [[nodiscard]] virtual std::byte* data() const = 0;       // the shared region, or this rank's own region
-  [[nodiscard]] virtual std::size_t bytes() const = 0;     // of one region
+  [[nodiscard]] virtual std::byte* data()
+      const = 0;  // the shared region, or this rank's own region
+  [[nodiscard]] virtual std::size_t bytes() const = 0;  // of one region
   [[nodiscard]] virtual Sharing sharing() const = 0;
   virtual void release() = 0;
 };
 
 struct Reduction {
   DType in_dtype = DType::float32;
-  DType out_dtype = DType::float32;  // fp32, fp64 or in_dtype; partial sums are fp32 (fp64 for fp64)
-  int group = 0;                     // the tree of kernels::ReduceRanks; 0: all ranks in one tree
+  DType out_dtype =
+      DType::float32;  // fp32, fp64 or in_dtype; partial sums are fp32 (fp64 for fp64)
+  int group = 0;       // the tree of kernels::ReduceRanks; 0: all ranks in one tree
   float scale = 1.0f;
-  bool accumulate = false;           // add to what out holds
+  bool accumulate = false;  // add to what out holds
 };
 
-// A contiguous run of elements of a per_rank buffer and where its sum goes (host memory of this rank).
+// A contiguous run of elements of a per_rank buffer and where its sum goes (host memory of this
+// rank).
 struct ReducedRange {
   std::int64_t first = 0;  // element index in the buffer, in units of in_dtype
   std::int64_t count = 0;
@@ -72,23 +88,29 @@ class Communicator {
   [[nodiscard]] virtual std::string_view backend() const = 0;
 
   // Collective: every rank asks for the same name, bytes and sharing.
-  virtual std::shared_ptr<Buffer> allocate(std::string_view name, std::size_t bytes, Sharing sharing) = 0;
+  virtual std::shared_ptr<Buffer> allocate(std::string_view name, std::size_t bytes,
+                                           Sharing sharing) = 0;
 
   // Waits until this rank may write `buffer` again (all ranks have released its last contents).
   virtual void acquire(Buffer& buffer) = 0;
 
-  // Publishes this rank's share, bytes [rank*n/size, (rank+1)*n/size) of n = buffer.bytes(), of a one_copy buffer; returns
-  // when every rank's share can be read. n must be a multiple of size.
+  // Publishes this rank's share, bytes [rank*n/size, (rank+1)*n/size) of n = buffer.bytes(), of a
+  // one_copy buffer; returns when every rank's share can be read. n must be a multiple of size.
   virtual void all_gather(Buffer& buffer, Tag tag) = 0;
 
-  // Sums the ranks' regions in the fixed order over this rank's `ranges` (other ranks name others; none is allowed).
-  // Returns when this rank's sums are complete; the region may be written again after the next acquire().
-  virtual void reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges, Reduction reduction, Tag tag) = 0;
+  // Sums the ranks' regions in the fixed order over this rank's `ranges` (other ranks name others;
+  // none is allowed). Returns when this rank's sums are complete; the region may be written again
+  // after the next acquire().
+  virtual void reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges,
+                              Reduction reduction, Tag tag) = 0;
 
-  // The same sum of elements [0, count) for every rank: out[i] on each rank has the same bits that reduce_scatter gives.
-  virtual void all_reduce(Buffer& buffer, std::int64_t count, void* out, Reduction reduction, Tag tag) = 0;
+  // The same sum of elements [0, count) for every rank: out[i] on each rank has the same bits that
+  // reduce_scatter gives.
+  virtual void all_reduce(Buffer& buffer, std::int64_t count, void* out, Reduction reduction,
+                          Tag tag) = 0;
 
-  // Control plane, for small messages (kilobytes). exchange returns every rank's message in rank order.
+  // Control plane, for small messages (kilobytes). exchange returns every rank's message in rank
+  // order.
   virtual std::vector<std::string> exchange(std::string_view message, Tag tag = {}) = 0;
   // The root's message on every rank.
   virtual std::string broadcast(std::string_view message, int root, Tag tag = {}) = 0;
@@ -99,8 +121,9 @@ class Communicator {
   // Collective: the same ranks, an independent channel.
   virtual std::shared_ptr<Communicator> duplicate(std::string_view name) = 0;
 
-  // Tells every rank that this one gives up: their present and later calls throw Error(rank_failed) with this rank's
-  // number and reason. Callable from any thread, at any time, also during another call. Never throws.
+  // Tells every rank that this one gives up: their present and later calls throw Error(rank_failed)
+  // with this rank's number and reason. Callable from any thread, at any time, also during another
+  // call. Never throws.
   virtual void abort(std::string_view reason) noexcept = 0;
 };
 

@@ -10,7 +10,8 @@
 
 namespace tessera::comm {
 
-// As torchrun's environment says it (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
+// As torchrun's environment says it (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
+// MASTER_PORT).
 struct World {
   int rank = 0;
   int size = 1;
@@ -18,12 +19,14 @@ struct World {
   int local_size = 1;
   std::string master_address = "127.0.0.1";
   int master_port = 29500;
-  std::string run_id{};  // TORCHELASTIC_RUN_ID or what tessera launch sets; keeps two jobs on one host apart
+  std::string run_id{};  // TORCHELASTIC_RUN_ID or what tessera launch sets; keeps two jobs on one
+                         // host apart
 };
 
-// Reads the environment; one rank when neither RANK nor WORLD_SIZE is set. A missing partner, a value that is no
-// number or out of range is an Error(configuration) that names the variable and the way out. Also understands OpenMPI's and
-// Slurm's variables (OMPI_COMM_WORLD_RANK/SIZE, SLURM_PROCID/SLURM_NTASKS) where RANK is absent.
+// Reads the environment; one rank when neither RANK nor WORLD_SIZE is set. A missing partner, a
+// value that is no number or out of range is an Error(configuration) that names the variable and
+// the way out. Also understands OpenMPI's and Slurm's variables (OMPI_COMM_WORLD_RANK/SIZE,
+// SLURM_PROCID/SLURM_NTASKS) where RANK is absent.
 World world_from_environment();
 
 struct ConnectOptions {
@@ -32,12 +35,13 @@ struct ConnectOptions {
   std::chrono::milliseconds collective_timeout{0};
 };
 
-// Connects the processes of a world on one host (backend `shm`). Throws Error(rank_failed) naming the ranks that did not come,
-// Error(configuration) for a duplicate rank or ranks that disagree on the world, and when the world spans hosts.
+// Connects the processes of a world on one host (backend `shm`). Throws Error(rank_failed) naming
+// the ranks that did not come, Error(configuration) for a duplicate rank or ranks that disagree on
+// the world, and when the world spans hosts.
 std::shared_ptr<Communicator> connect(const World& world, const ConnectOptions& options = {});
 
-// Runs fn(communicator) on `ranks` threads of this process (backend `local`) and joins them. When a rank throws, the others
-// are aborted and the first exception is rethrown.
+// Runs fn(communicator) on `ranks` threads of this process (backend `local`) and joins them. When a
+// rank throws, the others are aborted and the first exception is rethrown.
 void run_local(int ranks, const std::function<void(const std::shared_ptr<Communicator>&)>& fn,
                const ConnectOptions& options = {});
 
