@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 
@@ -16,7 +17,7 @@ namespace {
 constexpr auto redraw_interval = std::chrono::milliseconds(100);
 
 std::string duration_text(double seconds) {
-  const auto total = static_cast<std::int64_t>(seconds + 0.5);
+  const auto total = static_cast<std::int64_t>(std::llround(seconds));
   if (total >= 3600)
     return fmt::format("{}:{:02}:{:02}", total / 3600, total / 60 % 60, total % 60);
   return fmt::format("{}:{:02}", total / 60, total % 60);

@@ -72,7 +72,7 @@ std::string suggestion(const std::string& name) {
       }
     }
   }
-  const std::string text = did_you_mean(word, {siblings.begin(), siblings.end()});
+  std::string text = did_you_mean(word, {siblings.begin(), siblings.end()});
   if (!text.empty()) return text;
   for (const RecipeKey& key : recipe_keys()) {
     if (last_part(key.name) == word) return fmt::format("; did you mean {}?", key.name);

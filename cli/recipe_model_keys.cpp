@@ -39,7 +39,7 @@ RecipeKey base(const ConfigKey& config_key) {
 }
 
 // The default may depend on other keys, so it is filled in when all are read.
-RecipeKey with_default(RecipeKey row, Default fallback, std::string fallback_text) {
+RecipeKey with_default(RecipeKey row, const Default& fallback, std::string fallback_text) {
   row.fallback = std::move(fallback_text);
   const Json::json_pointer pointer = pointer_to(row.name.substr(std::string_view("model.").size()));
   const std::string architecture = row.architecture;
@@ -86,11 +86,12 @@ RecipeKey fixed_default(const ConfigKey& config_key, T value, Range range = {}) 
 }
 
 template <class T>
-RecipeKey derived(const ConfigKey& config_key, Default fallback, std::string text, Range range) {
-  return with_default(typed<T>(config_key, range), std::move(fallback), std::move(text));
+RecipeKey derived(const ConfigKey& config_key, const Default& fallback, std::string text,
+                  Range range) {
+  return with_default(typed<T>(config_key, range), fallback, std::move(text));
 }
 
-RecipeKey named(const ConfigKey& config_key, std::vector<Choice<std::string>> choices,
+RecipeKey named(const ConfigKey& config_key, const std::vector<Choice<std::string>>& choices,
                 std::optional<std::string> fallback) {
   RecipeKey row = base(config_key);
   const std::string name = row.name;

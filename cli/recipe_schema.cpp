@@ -110,7 +110,7 @@ RecipeKey choice(std::string name, Access access, std::vector<Choice<T>> choices
 
 // A key that other programs' files contain and that has one meaning here: any other value is
 // refused by name.
-RecipeKey always(std::string name, bool value, std::string help) {
+RecipeKey always(const std::string& name, bool value, std::string help) {
   RecipeKey row;
   row.name = name;
   row.type = value ? "true" : "false";
@@ -125,7 +125,7 @@ RecipeKey always(std::string name, bool value, std::string help) {
 }
 
 // A key of the design whose feature does not exist yet.
-RecipeKey unavailable(std::string name, std::string help) {
+RecipeKey unavailable(const std::string& name, std::string help) {
   RecipeKey row;
   row.name = name;
   row.type = "-";

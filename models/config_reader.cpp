@@ -73,7 +73,7 @@ std::string ConfigReader::text(std::string_view key, std::optional<std::string> 
 
 std::string ConfigReader::choice(std::string_view key, const std::vector<std::string>& known,
                                  std::string fallback) const {
-  const std::string value = text(key, std::move(fallback));
+  std::string value = text(key, std::move(fallback));
   if (std::ranges::find(known, value) == known.end()) {
     refuse(key, value, fmt::format("one of {}", fmt::join(known, ", ")));
   }

@@ -61,7 +61,8 @@ nlohmann::json Gpt2Config::to_json(DType weights) const {
 
 double Gpt2Config::attention_scale(std::int64_t layer) const {
   double scale = 1.0;
-  if (scale_attn_weights) scale /= std::sqrt(static_cast<double>(n_embd / n_head));
+  const std::int64_t head_size = n_embd / n_head;
+  if (scale_attn_weights) scale /= std::sqrt(static_cast<double>(head_size));
   if (scale_attn_by_inverse_layer_idx) scale /= static_cast<double>(layer + 1);
   return scale;
 }

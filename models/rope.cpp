@@ -45,7 +45,8 @@ RopeTables make_rope_tables(const std::vector<float>& frequencies, std::int64_t 
   std::vector<float> cosine(static_cast<std::size_t>(positions) * pairs);
   std::vector<float> sine(cosine.size());
   for (std::size_t at = 0; at < cosine.size(); ++at) {
-    const float angle = static_cast<float>(at / pairs) * frequencies[at % pairs];
+    const std::size_t position = at / pairs;
+    const float angle = static_cast<float>(position) * frequencies[at % pairs];
     cosine[at] = static_cast<float>(std::cos(static_cast<double>(angle)));
     sine[at] = static_cast<float>(std::sin(static_cast<double>(angle)));
   }
