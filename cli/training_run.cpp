@@ -88,6 +88,11 @@ Tensor ids_of(const std::vector<std::int32_t>& ids, const Batch& batch) {
   return Tensor::from(std::span<const std::int32_t>(ids), {batch.count, batch.seq_len});
 }
 
+// A NaN's sign bit says nothing and differs between compilers: messages do not show it.
+float unsigned_nan(float value) {
+  return std::isnan(value) ? std::fabs(value) : value;
+}
+
 // What the ranks tell each other once a step.
 struct StepReport {
   double loss = 0;
@@ -168,7 +173,7 @@ StepMetrics TrainingRun::step() {
   TESSERA_CHECK(std::isfinite(metrics.loss) && std::isfinite(metrics.grad_norm), ErrorCode::numeric,
                 "step {}: loss {} and gradient norm {} are not finite; lower train.lr, or resume "
                 "from the last checkpoint",
-                position_.steps + 1, metrics.loss, metrics.grad_norm);
+                position_.steps + 1, unsigned_nan(metrics.loss), unsigned_nan(metrics.grad_norm));
   optimizer_->set_learning_rate(metrics.lr);
   optimizer_->step();
   optimizer_->zero_grad();
