@@ -97,7 +97,6 @@ float unsigned_nan(float value) {
 struct StepReport {
   double loss = 0;
   std::int64_t peak_bytes = 0;
-  double exposed_seconds = 0;
   int interruption = 0;
 };
 
@@ -192,7 +191,7 @@ StepMetrics TrainingRun::step() {
 }
 
 void TrainingRun::agree(StepMetrics& metrics, double loss) {
-  StepReport mine{loss, peak_resident_bytes(), 0, InterruptionWatch::signal()};
+  StepReport mine{loss, peak_resident_bytes(), InterruptionWatch::signal()};
   std::string bytes(sizeof mine, '\0');
   std::memcpy(bytes.data(), &mine, sizeof mine);
   double total = 0;

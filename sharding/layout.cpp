@@ -8,7 +8,9 @@
 namespace tessera {
 namespace {
 
-constexpr std::int64_t parameter_alignment = 8;   // elements
+// Elements: a block of kernels::SumOfSquares, so that no shard boundary cuts one and a gradient's
+// norm does not depend on the cuts.
+constexpr std::int64_t parameter_alignment = 32;
 constexpr std::size_t segment_alignment = 256;    // bytes; also a share's granule
 constexpr std::int64_t gradient_alignment = 128;  // elements: 256 bytes at 16 bits
 

@@ -2,7 +2,7 @@
 // arithmetic.
 //
 // A unit's parameters form segments of equal (compute dtype, master dtype, trainable), trainable
-// ones first. A parameter begins at a multiple of 8 elements (16 bytes or more), a segment at a
+// ones first. A parameter begins at a multiple of 32 elements (64 bytes or more), a segment at a
 // multiple of 256 bytes, and the whole is padded at its end so that a rank's share is a multiple of
 // 256 bytes. The place of a parameter depends on neither the strategy nor the number of shards.
 #pragma once

@@ -86,6 +86,20 @@ TEST(UnitLayout, SharesAndParametersAreAligned) {
   }
 }
 
+// The exact norm sums a parameter in blocks of 32 elements: no shard may begin inside one.
+TEST(UnitLayout, ShardsOfAParameterBeginOnBlocks) {
+  for (const auto& parameters : examples()) {
+    for (int shards = 1; shards <= 8; ++shards) {
+      const UnitLayout layout(parameters, shards);
+      for (const auto& slot : layout.slots()) {
+        for (int shard = 0; shard < shards; ++shard) {
+          EXPECT_EQ(layout.local_of(slot, shard).first % 32, 0) << shards << " shards";
+        }
+      }
+    }
+  }
+}
+
 TEST(UnitLayout, SegmentsAreEqualInDtypeAndTrainability) {
   const UnitLayout layout(mixed(), 3);
   ASSERT_EQ(layout.segments().size(), 5u);
