@@ -152,9 +152,12 @@ void bench_cross_entropy(DType dtype, std::int64_t rows, std::int64_t vocabulary
     cpu::cross_entropy_forward({logits.data(), targets.data(), int64, loss.data(), lse.data(), rows,
                                 vocabulary, vocabulary, -100, dtype});
   });
+  const float dloss = 1.0f;
+  const double inverse_count = 1.0;
   report("cross_entropy_backward", dtype, rows, vocabulary, 2 * tensor, [&] {
-    cpu::cross_entropy_backward({logits.data(), targets.data(), int64, lse.data(), dlogits.data(),
-                                 rows, vocabulary, vocabulary, -100, 1.0f, dtype});
+    cpu::cross_entropy_backward({logits.data(), targets.data(), int64, lse.data(), &dloss,
+                                 &inverse_count, dlogits.data(), rows, vocabulary, vocabulary, -100,
+                                 dtype});
   });
   report("softmax", dtype, rows, vocabulary, 2 * tensor, [&] {
     cpu::softmax_forward({logits.data(), dlogits.data(), rows, vocabulary, dtype});

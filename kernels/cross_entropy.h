@@ -19,16 +19,29 @@ struct CrossEntropyForward {
   DType dtype;
 };
 
-// dlogits[r,v] = scale * (exp(logits - log_sum_exp) - [v == target]); rows with the ignored target
-// give 0. dlogits may equal logits (in place).
+// The mean of the losses whose target counts. Everything stays on the queue's device: nobody waits.
+struct MeanLoss {
+  const void* losses;   // [rows] fp32 or fp64 (`dtype`)
+  const void* targets;  // [rows]
+  DType target_dtype;
+  void* mean;             // one element of dtype: sum / counted, 0 when no target counts
+  double* inverse_count;  // 1 / counted, or 0; CrossEntropyBackward reads it
+  std::int64_t rows, ignore;
+  DType dtype;
+};
+
+// dlogits[r,v] = scale * (exp(logits - log_sum_exp) - [v == target]) with scale = *inverse_count *
+// *dloss, multiplied in fp64 and rounded to fp32 (fp64 for fp64); rows with the ignored target give
+// 0. dlogits may equal logits (in place).
 struct CrossEntropyBackward {
   const void* logits;
   const void* targets;
   DType target_dtype;
   const void* log_sum_exp;
+  const void* dloss;            // one fp32 (fp64 for fp64)
+  const double* inverse_count;  // MeanLoss gave it
   void* dlogits;
   std::int64_t rows, vocabulary, stride, ignore;
-  float scale;
   DType dtype;
 };
 

@@ -46,7 +46,8 @@ struct ExactSum {
 // Adds the squares of x to `sum`: each aligned block of 32 elements is summed in fp64 in one fixed
 // order, and the block sums are added exactly. x begins on a block boundary of the logical index
 // space; a last partial block counts as filled up with zeros. So shards cut at multiples of 32 give
-// the whole's bits. The sum is left normalised.
+// the whole's bits. The sum is left normalised. `sum` lies in the queue's device's memory, like x
+// (all zero bytes are the empty sum).
 struct SumOfSquares {
   const void* x;
   std::int64_t n;

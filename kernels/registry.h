@@ -16,7 +16,7 @@
 
 namespace tessera::kernels {
 
-// Where a kernel runs in order: a CUDA stream handle; on the CPU the calling thread, and null.
+// Where a kernel runs in order: a kernels::cuda::Context; on the CPU the calling thread, and null.
 struct Queue {
   void* native = nullptr;
 };
@@ -47,6 +47,7 @@ struct Queue {
   X(attention_forward, AttentionForward)          \
   X(attention_backward, AttentionBackward)        \
   X(cross_entropy_forward, CrossEntropyForward)   \
+  X(mean_loss, MeanLoss)                          \
   X(cross_entropy_backward, CrossEntropyBackward) \
   X(softmax_forward, SoftmaxForward)              \
   X(softmax_backward, SoftmaxBackward)            \

@@ -2,6 +2,7 @@
 #include "engine/autograd.h"
 #include "engine/launch.h"
 #include "engine/ops.h"
+#include "engine/ops/checks.h"
 #include "engine/random.h"
 #include "kernels/base/error.h"
 
@@ -20,6 +21,7 @@ Tensor embedding(const Tensor& ids, const Tensor& table) {
   TESSERA_REQUIRE(table.dimensions() == 2 && ids.dimensions() < Shape::max_dimensions,
                   "embedding: table of shape {}, ids of shape {}", table.shape().to_string(),
                   ids.shape().to_string());
+  ops::require_same_device("embedding", ids, table);
   const std::int64_t entries = table.size(0);
   const std::int64_t dim = table.size(1);
   std::vector<std::int64_t> sizes(ids.shape().sizes().begin(), ids.shape().sizes().end());
@@ -71,6 +73,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, std::int64_t i
                       targets.elements() == logits.elements() / logits.size(-1),
                   "cross_entropy: logits of shape {}, targets of shape {}",
                   logits.shape().to_string(), targets.shape().to_string());
+  ops::require_same_device("cross_entropy", logits, targets);
   const std::int64_t vocabulary = logits.size(-1);
   const std::int64_t rows = targets.elements();
   const DType dtype = logits.dtype() == float64 ? float64 : float32;
@@ -80,31 +83,24 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, std::int64_t i
   TESSERA_LAUNCH(device, cross_entropy_forward,
                  {logits.data(), targets.data(), targets.dtype(), losses.data(), log_sum_exp.data(),
                   rows, vocabulary, vocabulary, ignore, logits.dtype()});
-  std::int64_t counted = rows;
-  if (!device.is_meta()) {
-    const auto count = [&]<class T>(const T* ids) {
-      counted = 0;
-      for (std::int64_t i = 0; i < rows; ++i) counted += ids[i] != ignore ? 1 : 0;
-    };
-    targets.dtype() == int32 ? count(targets.data_as<std::int32_t>())
-                             : count(targets.data_as<std::int64_t>());
-  }
-  const double scale = counted == 0 ? 0.0 : 1.0 / static_cast<double>(counted);
   Tensor loss = Tensor::empty({}, dtype, device);
-  TESSERA_LAUNCH(device, sum_all, {losses.data(), loss.data(), rows, dtype, scale});
+  Tensor inverse_count = Tensor::empty({}, float64, device);
+  TESSERA_LAUNCH(device, mean_loss,
+                 {losses.data(), targets.data(), targets.dtype(), loss.data(),
+                  inverse_count.data_as<double>(), rows, ignore, dtype});
   autograd::record(
       Op::cross_entropy, {logits}, {loss},
       // The logits are overwritten by their gradient when nobody else holds them.
-      [saved = logits.detach(), weak = std::weak_ptr(logits.impl()), targets, log_sum_exp, rows,
-       vocabulary, ignore, scale](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-        const double outer = dout[0].is_meta() ? 1.0 : dout[0].item();
+      [saved = logits.detach(), weak = std::weak_ptr(logits.impl()), targets, log_sum_exp,
+       inverse_count, rows, vocabulary,
+       ignore](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
         const bool in_place = weak.expired() && saved.storage().use_count() == 1;
         Tensor dlogits =
             in_place ? saved : Tensor::empty(saved.shape(), saved.dtype(), saved.device());
         TESSERA_LAUNCH(saved.device(), cross_entropy_backward,
                        {saved.data(), targets.data(), targets.dtype(), log_sum_exp.data(),
-                        dlogits.data(), rows, vocabulary, vocabulary, ignore,
-                        static_cast<float>(scale * outer), saved.dtype()});
+                        dout[0].data(), inverse_count.data_as<double>(), dlogits.data(), rows,
+                        vocabulary, vocabulary, ignore, saved.dtype()});
         sink.add(0, dlogits);
       });
   return loss;

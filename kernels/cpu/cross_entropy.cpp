@@ -76,7 +76,8 @@ void BackwardRow(const CrossEntropyBackward& a, std::int64_t row) {
     return;
   }
   const auto shift = hn::Set(d, static_cast<const C*>(a.log_sum_exp)[row]);
-  const auto scale = hn::Set(d, static_cast<C>(a.scale));
+  const double factor = *a.inverse_count * static_cast<double>(*static_cast<const C*>(a.dloss));
+  const auto scale = hn::Set(d, static_cast<C>(factor));
   // Before the loop, which may overwrite the logit.
   const auto probability = ExpOfNegative(hn::Sub(LoadPartial(logits + target, 1), shift));
   const auto at_target = hn::Mul(scale, hn::Sub(probability, hn::Set(d, C{1})));

@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdint>
 #include <span>
 #include <type_traits>
@@ -21,18 +20,13 @@
 #include "kernels/base/error.h"
 #include "kernels/base/low_precision.h"
 #include "kernels/base/parallel.h"
+#include "kernels/base/rank_tree.h"
 #include "kernels/registry.h"
 
 #ifndef TESSERA_KERNELS_CPU_REDUCE_RANKS_ONCE_
 #define TESSERA_KERNELS_CPU_REDUCE_RANKS_ONCE_
 namespace tessera::kernels {
 namespace {
-
-// The tree in evaluation order. A step pushes the sum of `leaves` (1, 2, 4 or 8) neighbouring
-// ranks, a complete subtree, and then `merges` times adds the two topmost sums.
-struct TreeStep {
-  int first, leaves, merges;
-};
 
 // A tree over 2^31 ranks of which groups take a part leaves fewer sums waiting than this.
 constexpr int kMaxWaiting = 40;
@@ -222,43 +216,6 @@ HWY_AFTER_NAMESPACE();
 namespace tessera::kernels {
 namespace {
 
-int left_size(int count) {
-  return static_cast<int>(std::bit_floor(static_cast<unsigned>(count - 1)));
-}
-
-void append_tree(std::vector<TreeStep>& steps, int first, int count) {
-  if (count <= 8 && std::has_single_bit(static_cast<unsigned>(count))) {
-    steps.push_back({first, count, 0});
-    return;
-  }
-  const int left = left_size(count);
-  append_tree(steps, first, left);
-  append_tree(steps, first + left, count - left);
-  ++steps.back().merges;
-}
-
-void append_groups(std::vector<TreeStep>& steps, const ReduceRanks& a, int first, int count) {
-  if (count == 1) {
-    append_tree(steps, first * a.group, std::min(a.group, a.ranks - first * a.group));
-    return;
-  }
-  const int left = left_size(count);
-  append_groups(steps, a, first, left);
-  append_groups(steps, a, first + left, count - left);
-  ++steps.back().merges;
-}
-
-std::vector<TreeStep> tree_steps(const ReduceRanks& a) {
-  std::vector<TreeStep> steps;
-  // Groups of a power of two are subtrees of the plain tree, whose larger steps are faster.
-  if (std::has_single_bit(static_cast<unsigned>(a.group)) || a.group >= a.ranks) {
-    append_tree(steps, 0, a.ranks);
-  } else {
-    append_groups(steps, a, 0, (a.ranks - 1) / a.group + 1);
-  }
-  return steps;
-}
-
 HWY_EXPORT(ReduceRanksRange);
 
 }  // namespace
@@ -273,7 +230,7 @@ void cpu::reduce_ranks(const ReduceRanks& a, Queue) {
       "reduce_ranks: input {} and output {}; the input must be floating, the output "
       "float32, float64 or the input's type",
       name_of(a.in_dtype), name_of(a.out_dtype));
-  const std::vector<TreeStep> steps = tree_steps(a);
+  const std::vector<TreeStep> steps = tree_steps(a.ranks, a.group);
   constexpr std::int64_t kGrain = 1 << 15;
   parallel_for(0, a.n, kGrain, [&](std::int64_t first, std::int64_t last) {
     HWY_DYNAMIC_DISPATCH(ReduceRanksRange)(a, steps, first, last);

@@ -60,9 +60,11 @@ void expect_loss_and_gradient(Shape shape, std::int64_t padding) {
   expect_close(loss_out, loss, 30, 8.0);
   expect_close(lse_out, lse, 30, 8.0);
   auto dlogits = logits;  // in place; the padding stays
+  const Statistic<T> dloss = 0.5;
+  const double inverse_count = 0.25;
   cpu::cross_entropy_backward({dlogits.data(), targets.data(), dtype_of<Target>, lse_out.data(),
-                               dlogits.data(), rows, vocabulary, stride, -100, 0.125f,
-                               dtype_of<T>});
+                               &dloss, &inverse_count, dlogits.data(), rows, vocabulary, stride,
+                               -100, dtype_of<T>});
   expect_close(dlogits, gradient, 60, 0.125);
 }
 
@@ -120,8 +122,14 @@ TYPED_TEST(CrossEntropyTest, ThreadsChangeNoBit) {
     cpu::cross_entropy_forward({logits.data(), targets.data(), int64, loss.data(), lse.data(), rows,
                                 vocabulary, vocabulary, -100, dtype_of<T>});
     std::vector<T> out(logits.size());
-    cpu::cross_entropy_backward({logits.data(), targets.data(), int64, lse.data(), out.data(), rows,
-                                 vocabulary, vocabulary, -100, 1.0f, dtype_of<T>});
+    Statistic<T> mean = 0;
+    double inverse_count = 0;
+    cpu::mean_loss({loss.data(), targets.data(), int64, &mean, &inverse_count, rows, -100,
+                    dtype_of<Statistic<T>>});
+    cpu::cross_entropy_backward({logits.data(), targets.data(), int64, lse.data(), &mean,
+                                 &inverse_count, out.data(), rows, vocabulary, vocabulary, -100,
+                                 dtype_of<T>});
+    out.push_back(narrow<T>(mean));
     for (const auto value : loss) out.push_back(narrow<T>(value));
     return out;
   });
@@ -155,9 +163,68 @@ TEST(CrossEntropy, MaskedAndExtremeLogits) {
   });
 }
 
+// The scale of the gradient is a product in fp64, rounded once.
+TEST(CrossEntropy, ScaleOfTheGradient) {
+  const std::vector<float> logits = {0.0f, 0.0f};
+  const float log_sum_exp = 0.0f;  // so that every probability is 1
+  const std::int32_t target = 1;
+  const float dloss = 1.0f / 3.0f;
+  const double inverse_count = 1.0 / 7.0;
+  std::vector<float> dlogits(2);
+  cpu::cross_entropy_backward({logits.data(), &target, int32, &log_sum_exp, &dloss, &inverse_count,
+                               dlogits.data(), 1, 2, 2, -100, float32});
+  EXPECT_EQ(dlogits[0], static_cast<float>(inverse_count * static_cast<double>(dloss)));
+  EXPECT_EQ(dlogits[1], 0.0f);
+}
+
+template <class Loss, class Target>
+void expect_mean_loss(std::int64_t rows, std::int64_t ignored_rows) {
+  const auto losses = normals<Loss>(rows, 5);
+  std::vector<Loss> counted(losses);
+  std::vector<Target> targets(losses.size(), Target{3});
+  for (std::size_t row = 0; row < static_cast<std::size_t>(ignored_rows); ++row) {
+    targets[row] = -100;
+    counted[row] = 0;
+  }
+  Loss mean = -1, expected = 0;
+  double inverse_count = -1;
+  const std::int64_t count = rows - ignored_rows;
+  const double inverse = count == 0 ? 0.0 : 1.0 / static_cast<double>(count);
+  cpu::mean_loss({counted.data(), targets.data(), dtype_of<Target>, &mean, &inverse_count, rows,
+                  -100, dtype_of<Loss>});
+  cpu::sum_all({counted.data(), &expected, rows, dtype_of<Loss>, inverse});
+  EXPECT_EQ(inverse_count, inverse);
+  EXPECT_EQ(mean, expected);
+}
+
+TEST(MeanLoss, CountsWhatIsNotIgnored) {
+  for (const std::int64_t rows : {std::int64_t{0}, std::int64_t{1}, std::int64_t{9000}}) {
+    for (const std::int64_t ignored_rows : {std::int64_t{0}, rows / 3, rows}) {
+      expect_mean_loss<float, std::int32_t>(rows, ignored_rows);
+      expect_mean_loss<float, std::int64_t>(rows, ignored_rows);
+      expect_mean_loss<double, std::int64_t>(rows, ignored_rows);
+    }
+  }
+}
+
+TEST(MeanLoss, RefusesWhatItCannotRead) {
+  const std::vector<float> losses(2);
+  const std::vector<float> targets(2);
+  float mean = 0;
+  double inverse_count = 0;
+  EXPECT_THROW(cpu::mean_loss(
+                   {losses.data(), targets.data(), float32, &mean, &inverse_count, 2, -1, float32}),
+               std::logic_error);
+  EXPECT_THROW(cpu::mean_loss(
+                   {losses.data(), targets.data(), int32, &mean, &inverse_count, 2, -1, bfloat16}),
+               std::logic_error);
+}
+
 TEST(CrossEntropy, RefusesTargetsOutsideTheVocabulary) {
   const std::vector<float> logits(20);
   std::vector<float> loss(2), lse(2), dlogits(20);
+  const float dloss = 1.0f;
+  const double inverse_count = 0.5;
   for (const std::int64_t bad : {std::int64_t{10}, std::int64_t{-1}}) {
     const std::vector<std::int64_t> targets = {3, bad};
     try {
@@ -170,9 +237,10 @@ TEST(CrossEntropy, RefusesTargetsOutsideTheVocabulary) {
                 std::string::npos)
           << error.what();
     }
-    EXPECT_THROW(cpu::cross_entropy_backward({logits.data(), targets.data(), int64, lse.data(),
-                                              dlogits.data(), 2, 10, 10, -100, 1.0f, float32}),
-                 Error);
+    EXPECT_THROW(
+        cpu::cross_entropy_backward({logits.data(), targets.data(), int64, lse.data(), &dloss,
+                                     &inverse_count, dlogits.data(), 2, 10, 10, -100, float32}),
+        Error);
   }
 }
 
