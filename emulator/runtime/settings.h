@@ -1,0 +1,35 @@
+// What the environment asks of the emulated runtime. Read once, when the runtime is first used.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tessera::emulator {
+
+enum class StreamSchedule {
+  inlined,  // every operation runs inside the call that enqueues it
+  lazy,     // nothing runs before somebody waits for it
+  seeded,   // a reproducible random order among the legal ones
+  threads,  // one thread a stream
+};
+
+struct Settings {
+  // TESSERA_EMULATOR_STREAMS = inline | lazy | seeded:N | threads
+  StreamSchedule schedule = StreamSchedule::threads;
+  std::uint64_t seed = 0;
+  // TESSERA_EMULATOR_CHECK = 0 | 1 | halt
+  bool check = false;
+  bool halt = false;
+  // TESSERA_EMULATOR_MEMORY, in bytes, of one device
+  std::size_t memory = std::size_t{1} << 30;
+  // TESSERA_EMULATOR_DEVICES
+  int devices = 1;
+  // TESSERA_EMULATOR_TIMEOUT, in seconds: no operation ends for that long while the host waits for
+  // one, and the program ends with a report of what every stream waits for
+  int timeout = 300;
+};
+
+// Ends the program with a text on stderr for a value that means nothing.
+const Settings& settings();
+
+}  // namespace tessera::emulator

@@ -1,0 +1,76 @@
+// What a thread of a running block asks of the scheduler. The device headers (emulator/device) give
+// these CUDA's names.
+//
+// Every function is called on a thread of a block that run_grid() runs. What is wrong with a call
+// is printed with the kernel, the block, the thread and who waits where, and ends the process.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "emulator/scheduler/place.h"
+
+namespace tessera::emulator {
+
+inline constexpr int lanes_of_a_warp = 32;
+
+// Ends the process with a report.
+[[noreturn]] void fail(const char* what, const Operation& operation);
+
+// ---- threads of a block
+
+// Waits until all threads of the block have come to the same place, and returns how many of them
+// came with a true predicate. Orders memory. All threads: exited ones are an error.
+int block_barrier(bool predicate, const Operation& operation);
+
+// Says that the thread's writes so far come before its atomic operations from here on.
+void fence();
+[[nodiscard]] bool fenced();
+
+// ---- lanes of a warp
+
+// Of the calling thread, and the lanes of its warp that have not exited.
+[[nodiscard]] int lane();
+[[nodiscard]] unsigned live_lanes();
+
+// What each lane of a warp operation brought; null for lanes that are not in the mask.
+struct LaneArguments {
+  unsigned mask;
+  void* of[lanes_of_a_warp];
+
+  template <class Argument>
+  [[nodiscard]] Argument& at(int lane) const {
+    return *static_cast<Argument*>(of[lane]);
+  }
+};
+
+// Waits until all lanes of the mask have come to the same place with the same mask. The last one
+// calls perform, which reads and writes what the lanes brought. Does not order memory.
+void warp_meeting(unsigned mask, void* argument, void (*perform)(const LaneArguments&),
+                  const Operation& operation);
+
+// The same with nothing to do, and orders memory between the lanes.
+void warp_barrier(unsigned mask, const Operation& operation);
+
+// ---- shared memory
+
+[[nodiscard]] void* dynamic_shared_memory();
+// The block's variable that `key` stands for; aligned to 128 bytes.
+[[nodiscard]] void* shared_variable(const void* key, std::size_t bytes, const Operation& operation);
+// Fails unless the bytes are shared memory of this block and the address is a multiple of
+// `alignment`.
+void check_shared(const void* address, std::size_t bytes, std::size_t alignment,
+                  const Operation& operation);
+
+// ---- asynchronous copies
+
+// Notes a copy; it is made when the thread waits for its group, as late as CUDA allows.
+void begin_copy(void* shared, const void* global, std::size_t bytes, std::size_t valid,
+                const Operation& operation);
+void commit_copies();
+// Makes the copies of all groups but the newest `pending` by calling `copy`, which belongs to the
+// kernel's own code, so that sanitizers see the accesses.
+void finish_copies(unsigned pending, void (*copy)(void* shared, const void* global,
+                                                  std::size_t bytes, std::size_t valid));
+
+}  // namespace tessera::emulator

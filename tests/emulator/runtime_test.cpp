@@ -1,0 +1,183 @@
+// Errors, memory and copies of the emulated runtime against CUDA's rules.
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+
+#include "emulator/runtime/settings.h"
+#include "emulator/runtime_testing.h"
+
+namespace tessera::emulator {
+namespace {
+
+using namespace testing;  // NOLINT: names of this test's own header
+
+// Little memory, so that its limit is reached soon; before the runtime reads its settings.
+class LittleMemory final : public ::testing::Environment {
+ public:
+  void SetUp() override { (void)setenv("TESSERA_EMULATOR_MEMORY", "16777216", 1); }
+};
+[[maybe_unused]] const ::testing::Environment* const little_memory =
+    ::testing::AddGlobalTestEnvironment(std::make_unique<LittleMemory>().release());
+
+// ---- errors
+
+TEST(Errors, OfLaunchesAreReturnedAndKept) {
+  const OwnedStream stream("a");
+  const Memory memory;
+  LaunchRecord record = record_of("too large");
+  record.block = dim3(2048);
+  EXPECT_EQ(launch(stream, record, add_to_all, memory.data(), 1), cudaErrorInvalidConfiguration);
+  EXPECT_EQ(cudaPeekAtLastError(), cudaErrorInvalidConfiguration);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidConfiguration);
+  EXPECT_CUDA(cudaGetLastError());
+  record.block = dim3(1);
+  record.shared_bytes = 228 << 10;
+  EXPECT_EQ(launch(stream, record, add_to_all, memory.data(), 1), cudaErrorInvalidValue);
+  record = record_of("overrun", {{memory.data(), bytes + 4, true}});
+  EXPECT_EQ(launch(stream, record, add_to_all, memory.data(), 1), cudaErrorIllegalAddress);
+  (void)cudaGetLastError();
+}
+
+TEST(Errors, OfBadHandlesAndRanges) {
+  const Memory memory;
+  std::vector<int> host(count);
+  cudaStream_t destroyed = nullptr;
+  EXPECT_CUDA(cudaStreamCreate(&destroyed));
+  EXPECT_CUDA(cudaStreamDestroy(destroyed));
+  EXPECT_EQ(cudaStreamSynchronize(destroyed), cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(cudaStreamDestroy(destroyed), cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(cudaEventRecord(nullptr, nullptr), cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(cudaMemcpy(memory.data(), host.data(), bytes + 4, cudaMemcpyHostToDevice),
+            cudaErrorInvalidValue);
+  EXPECT_EQ(cudaMemcpy(memory.data() + 1, host.data(), bytes, cudaMemcpyHostToDevice),
+            cudaErrorInvalidValue);
+  EXPECT_EQ(cudaMemcpy(host.data(), memory.data(), bytes, cudaMemcpyHostToDevice),
+            cudaErrorInvalidValue);
+  EXPECT_EQ(cudaMemcpy(host.data(), host.data(), bytes, cudaMemcpyDeviceToHost),
+            cudaErrorInvalidValue);
+  EXPECT_EQ(cudaMemsetAsync(host.data(), 0, bytes, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaFree(memory.data() + 1), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaFreeHost(memory.data()), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaSetDevice(settings().devices), cudaErrorInvalidDevice);
+  int value = 0;
+  EXPECT_EQ(cudaDeviceGetAttribute(&value, cudaDevAttrTexturePitchAlignment, 0),
+            cudaErrorNotSupported);
+  EXPECT_STREQ(cudaGetErrorName(cudaErrorInvalidValue), "cudaErrorInvalidValue");
+  EXPECT_STREQ(cudaGetErrorString(cudaErrorInvalidValue), "invalid argument");
+  (void)cudaGetLastError();
+}
+
+TEST(Errors, OfAKernelStayUntilTheDeviceIsReset) {
+  const OwnedStream stream("a");
+  (void)setenv("TESSERA_EMULATOR_SCHEDULE", "upside down", 1);  // run_grid throws
+  const cudaError_t started = launch(
+      stream, record_of("unlucky"), +[](int) {}, 0);
+  const cudaError_t ended = cudaStreamSynchronize(stream);
+  (void)unsetenv("TESSERA_EMULATOR_SCHEDULE");
+  EXPECT_CUDA(started);
+  EXPECT_EQ(ended, cudaErrorLaunchFailure);
+  EXPECT_EQ(launch(
+                stream, record_of("next"), +[](int) {}, 0),
+            cudaErrorLaunchFailure);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorLaunchFailure);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaErrorLaunchFailure);
+  EXPECT_CUDA(cudaDeviceReset());
+  EXPECT_CUDA(cudaDeviceSynchronize());
+}
+
+// ---- memory
+
+TEST(DeviceMemory, IsLimitedFilledAndCounted) {
+  std::size_t free_before = 0;
+  std::size_t total = 0;
+  ASSERT_CUDA(cudaMemGetInfo(&free_before, &total));
+  EXPECT_EQ(total, settings().memory);
+  void* memory = nullptr;
+  EXPECT_EQ(cudaMalloc(&memory, total + 1), cudaErrorMemoryAllocation);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorMemoryAllocation);
+  EXPECT_EQ(memory, nullptr);
+  {
+    const Memory half(1000);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(half.data()) % 256, 0u);
+    std::size_t free_now = 0;
+    ASSERT_CUDA(cudaMemGetInfo(&free_now, &total));
+    EXPECT_EQ(free_now, free_before - 1000);
+    EXPECT_EQ(half.data()[0], -1);
+    EXPECT_EQ(half.data()[249], -1);
+  }
+  std::size_t free_after = 0;
+  ASSERT_CUDA(cudaMemGetInfo(&free_after, &total));
+  EXPECT_EQ(free_after, free_before);
+}
+
+TEST(DeviceMemory, FreedInStreamOrderIsThereAgainWhenItIsNeeded) {
+  const OwnedStream stream("a");
+  std::size_t free_bytes = 0;
+  std::size_t total = 0;
+  ASSERT_CUDA(cudaMemGetInfo(&free_bytes, &total));
+  const std::size_t large = free_bytes / 8 * 5;
+  for (int i = 0; i < 3; ++i) {
+    void* memory = nullptr;
+    ASSERT_CUDA(cudaMallocAsync(&memory, large, stream));
+    EXPECT_CUDA(cudaMemsetAsync(memory, 0, bytes, stream));
+    EXPECT_CUDA(cudaFreeAsync(memory, stream));
+    EXPECT_EQ(cudaFreeAsync(memory, stream), cudaErrorInvalidValue);
+  }
+  (void)cudaGetLastError();
+}
+
+TEST(DeviceMemory, IsToldFromPinnedAndPageableMemory) {
+  const Memory device;
+  const Pinned pinned;
+  int pageable = 0;
+  cudaPointerAttributes attributes{};
+  EXPECT_CUDA(cudaPointerGetAttributes(&attributes, device.data() + 3));
+  EXPECT_EQ(attributes.type, cudaMemoryTypeDevice);
+  EXPECT_CUDA(cudaPointerGetAttributes(&attributes, pinned.data()));
+  EXPECT_EQ(attributes.type, cudaMemoryTypeHost);
+  EXPECT_CUDA(cudaPointerGetAttributes(&attributes, &pageable));
+  EXPECT_EQ(attributes.type, cudaMemoryTypeUnregistered);
+  EXPECT_CUDA(cudaHostRegister(&pageable, sizeof(pageable), cudaHostRegisterDefault));
+  EXPECT_EQ(cudaHostRegister(&pageable, sizeof(pageable), cudaHostRegisterDefault),
+            cudaErrorHostMemoryAlreadyRegistered);
+  EXPECT_CUDA(cudaPointerGetAttributes(&attributes, &pageable));
+  EXPECT_EQ(attributes.type, cudaMemoryTypeHost);
+  EXPECT_CUDA(cudaHostUnregister(&pageable));
+  EXPECT_EQ(cudaHostUnregister(&pageable), cudaErrorHostMemoryNotRegistered);
+  (void)cudaGetLastError();
+}
+
+TEST(Copies, FromPageableMemoryAreDoneWithItOnReturn) {
+  const OwnedStream stream("a");
+  const Memory memory;
+  std::vector<int> host(count, 5);
+  EXPECT_CUDA(cudaMemcpyAsync(memory.data(), host.data(), bytes, cudaMemcpyHostToDevice, stream));
+  std::fill(host.begin(), host.end(), 6);
+  EXPECT_CUDA(cudaMemcpyAsync(host.data(), memory.data(), bytes, cudaMemcpyDeviceToHost, stream));
+  expect_all(host, 5);  // pageable again: the call waited
+}
+
+TEST(Copies, OfRowsLeaveWhatIsBetweenThem) {
+  const Memory memory;
+  EXPECT_CUDA(cudaMemset(memory.data(), 0, bytes));
+  const std::vector<int> host{1, 2, 3, 4};
+  EXPECT_CUDA(cudaMemcpy2D(memory.data(), 4 * sizeof(int), host.data(), 2 * sizeof(int),
+                           2 * sizeof(int), 2, cudaMemcpyHostToDevice));
+  const std::vector<int> values = memory.read();
+  EXPECT_EQ(std::vector<int>(values.begin(), values.begin() + 8),
+            (std::vector<int>{1, 2, 0, 0, 3, 4, 0, 0}));
+}
+
+TEST(SettingsDeathTest, RefusesWhatMeansNothing) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  (void)setenv("TESSERA_EMULATOR_DEVICES", "few", 1);
+  int number = 0;
+  EXPECT_DEATH((void)cudaGetDeviceCount(&number), "TESSERA_EMULATOR_DEVICES=few means nothing");
+  (void)setenv("TESSERA_EMULATOR_DEVICES", "0", 1);
+  EXPECT_EXIT(std::exit(cudaGetDeviceCount(&number)), ::testing::ExitedWithCode(cudaErrorNoDevice),
+              "");
+  (void)unsetenv("TESSERA_EMULATOR_DEVICES");
+}
+
+}  // namespace
+}  // namespace tessera::emulator
