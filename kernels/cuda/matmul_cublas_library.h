@@ -1,0 +1,67 @@
+// cuBLASLt as a table of functions. The library is found when a product first asks for it, so that
+// the engine runs, on its own kernels, where it is not installed.
+#pragma once
+
+#include <cublasLt.h>
+
+#include <memory>
+#include <string>
+
+namespace tessera::kernels::cuda {
+
+// What matmul uses of it, under cuBLASLt's own names.
+#define TESSERA_CUBLAS_LT(X)              \
+  X(cublasLtCreate)                       \
+  X(cublasLtDestroy)                      \
+  X(cublasLtGetStatusName)                \
+  X(cublasLtMatmulDescCreate)             \
+  X(cublasLtMatmulDescDestroy)            \
+  X(cublasLtMatmulDescSetAttribute)       \
+  X(cublasLtMatrixLayoutCreate)           \
+  X(cublasLtMatrixLayoutDestroy)          \
+  X(cublasLtMatrixLayoutSetAttribute)     \
+  X(cublasLtMatmulPreferenceCreate)       \
+  X(cublasLtMatmulPreferenceDestroy)      \
+  X(cublasLtMatmulPreferenceSetAttribute) \
+  X(cublasLtMatmulAlgoGetHeuristic)       \
+  X(cublasLtMatmulAlgoCheck)              \
+  X(cublasLtMatmul)
+
+struct CublasLt {
+#define TESSERA_CUBLAS_LT_MEMBER(name) decltype(&::name) name = nullptr;
+  TESSERA_CUBLAS_LT(TESSERA_CUBLAS_LT_MEMBER)
+#undef TESSERA_CUBLAS_LT_MEMBER
+};
+
+struct CublasLtLibrary {
+  std::shared_ptr<const CublasLt> functions;  // null: it is not to be had
+  std::string problem;                        // then: why
+};
+
+// Tries these shared objects in turn, then gives up with the reasons. A library that was loaded
+// stays loaded.
+CublasLtLibrary load_cublas_lt(std::initializer_list<const char*> names);
+
+// The process's: libcublasLt.so.13, or .12, loaded at the first call. Devices that are emulated
+// have none: the real library would follow pointers that only a real device has.
+const CublasLtLibrary& cublas_lt_library();
+
+// For tests: while it lives, cublas_lt_library() is this one. An emulated cuBLASLt fills a CublasLt
+// with functions of the same types, all of them, which outlive every thread that multiplied (a
+// thread destroys its handles and descriptors through the table when it ends). Made and destroyed
+// while no product is being started; one at a time or nested.
+class CublasLtReplacement {
+ public:
+  explicit CublasLtReplacement(CublasLtLibrary library);
+  explicit CublasLtReplacement(const CublasLt& functions)
+      : CublasLtReplacement(CublasLtLibrary{std::make_shared<const CublasLt>(functions), {}}) {}
+  ~CublasLtReplacement();
+  CublasLtReplacement(const CublasLtReplacement&) = delete;
+  CublasLtReplacement& operator=(const CublasLtReplacement&) = delete;
+
+ private:
+  CublasLtLibrary library_;
+  const CublasLtLibrary* before_;
+};
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,15 @@
+// The GPU's row of kernels.
+#include "kernels/cuda/registry.h"
+
+namespace tessera::kernels {
+
+const KernelTable& cuda_kernels() {
+  static constexpr KernelTable table{
+#define TESSERA_KERNEL_ENTRY(name, Arguments) .name = &cuda::name,
+      TESSERA_KERNELS(TESSERA_KERNEL_ENTRY)
+#undef TESSERA_KERNEL_ENTRY
+  };
+  return table;
+}
+
+}  // namespace tessera::kernels
