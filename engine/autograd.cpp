@@ -6,6 +6,7 @@
 
 #include "engine/launch.h"
 #include "engine/module_call.h"
+#include "engine/ops/checks.h"
 #include "kernels/base/error.h"
 
 namespace tessera {
@@ -314,11 +315,13 @@ void backward(const Tensor& root, const Tensor& seed) {
       !seed.defined() || (seed.elements() == root.elements() && seed.dtype() == root.dtype()),
       "backward() of a tensor of {} {} from a gradient of {} {}", name_of(root.dtype()),
       root.shape().to_string(), name_of(seed.dtype()), seed.shape().to_string());
+  if (seed.defined()) ops::require_same_device("backward()", root, seed);
   TESSERA_REQUIRE(active_run == nullptr, "backward() within backward()");
   const NoGradGuard no_grad;
   if (!root.impl()->grad_node) {  // a leaf's gradient with respect to itself
-    give_to_leaf(root.impl(),
-                 seed.defined() ? seed : Tensor::full(root.shape(), 1.0, root.dtype()));
+    give_to_leaf(root.impl(), seed.defined()
+                                  ? seed
+                                  : Tensor::full(root.shape(), 1.0, root.dtype(), root.device()));
     return;
   }
   Run run;

@@ -24,6 +24,10 @@ Device default_device() {
   return thread_default_device;
 }
 
+void set_default_device(Device device) {
+  thread_default_device = device;
+}
+
 DeviceGuard::DeviceGuard(Device device) : previous_(thread_default_device) {
   thread_default_device = device;
 }

@@ -15,6 +15,7 @@ struct Device {
   int index = 0;
 
   static constexpr Device cpu() { return {DeviceType::cpu, 0}; }
+  static constexpr Device cuda(int index = 0) { return {DeviceType::cuda, index}; }
   static constexpr Device meta() { return {DeviceType::meta, 0}; }
   [[nodiscard]] constexpr bool is_meta() const { return type == DeviceType::meta; }
   [[nodiscard]] std::string to_string() const;
@@ -24,6 +25,7 @@ struct Device {
 // Where new tensors of the calling thread go unless told otherwise. Thread state, because ranks can
 // be threads.
 Device default_device();
+void set_default_device(Device device);
 
 class DeviceGuard {
  public:

@@ -1,14 +1,18 @@
-// Device to kernel table.
+// Device to kernel table and queue.
 #include "engine/launch.h"
 
-#include "kernels/base/error.h"
+#include "engine/backend.h"
 
 namespace tessera {
 
 const kernels::KernelTable& kernels_of(Device device) {
-  TESSERA_REQUIRE(device.type == DeviceType::cpu, "no kernels for device {} in this build",
-                  device.to_string());
-  return kernels::cpu_kernels();
+  if (device.type == DeviceType::cpu) return kernels::cpu_kernels();
+  return backend_of(device.type).kernels();
+}
+
+kernels::Queue kernel_queue(Device device) {
+  if (device.type == DeviceType::cpu) return {};  // there is one queue, and nothing to look up
+  return current_queue(device).native();
 }
 
 }  // namespace tessera

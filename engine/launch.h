@@ -1,4 +1,5 @@
-// From tensors to kernels: the table of a device, and a launch that `meta` tensors skip.
+// From tensors to kernels: the table and the queue of a device, and a launch that `meta` tensors
+// skip.
 #pragma once
 
 #include "engine/device.h"
@@ -6,17 +7,20 @@
 
 namespace tessera {
 
-// The kernels of a device; a logic_error for one that this build has none for.
+// The kernels of a device; a logic_error for `meta`.
 const kernels::KernelTable& kernels_of(Device device);
+// What kernels on the device are called with: the calling thread's current queue there.
+kernels::Queue kernel_queue(Device device);
 
 }  // namespace tessera
 
 // TESSERA_LAUNCH(device, kernel, {arguments}): the arguments are not evaluated on `meta`, where
 // tensors have no address.
-#define TESSERA_LAUNCH(device, kernel, ...)                           \
-  do {                                                                \
-    const ::tessera::Device tessera_device_ = (device);               \
-    if (!tessera_device_.is_meta()) {                                 \
-      ::tessera::kernels_of(tessera_device_).kernel(__VA_ARGS__, {}); \
-    }                                                                 \
+#define TESSERA_LAUNCH(device, kernel, ...)                               \
+  do {                                                                    \
+    const ::tessera::Device tessera_device_ = (device);                   \
+    if (!tessera_device_.is_meta()) {                                     \
+      ::tessera::kernels_of(tessera_device_)                              \
+          .kernel(__VA_ARGS__, ::tessera::kernel_queue(tessera_device_)); \
+    }                                                                     \
   } while (false)

@@ -1,59 +1,54 @@
 // The caching pool: free blocks by size, best fit within an eighth above what is asked for.
 #include "engine/memory.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cstdlib>
 #include <map>
 #include <mutex>
+#include <utility>
 
+#include "engine/backend.h"
 #include "kernels/base/error.h"
 
 namespace tessera {
 namespace {
 
-constexpr std::size_t small_alignment = 64;
-constexpr std::size_t large_block = std::size_t{1} << 20;  // from here on, blocks are whole pages
-constexpr std::size_t page = 4096;
-constexpr std::size_t huge_page = std::size_t{2} << 20;
-
-std::size_t rounded(std::size_t bytes) {
-  const std::size_t unit = bytes >= large_block ? page : small_alignment;
-  return std::max(unit, (bytes + unit - 1) / unit * unit);
+std::shared_ptr<MemoryPool>& pool_of_this_thread(Device device) {
+  thread_local std::shared_ptr<MemoryPool> cpu;
+  if (device.type == DeviceType::cpu) [[likely]]
+    return cpu;
+  thread_local std::map<std::pair<DeviceType, int>, std::shared_ptr<MemoryPool>> others;
+  return others[{device.type, device.index}];
 }
-
-std::byte* system_allocate(std::size_t bytes) {
-  const std::size_t alignment = bytes >= large_block ? page : small_alignment;
-  void* block = std::aligned_alloc(alignment, bytes);
-  // Advice only: without huge pages the memory works the same.
-  if (block != nullptr && bytes >= 2 * huge_page) madvise(block, bytes, MADV_HUGEPAGE);
-  return static_cast<std::byte*>(block);
-}
-
-thread_local std::shared_ptr<MemoryPool> pool_of_this_thread;
 
 }  // namespace
 
 struct MemoryPool::State {
+  std::shared_ptr<MemorySource> source;
   mutable std::mutex mutex;
   std::multimap<std::size_t, std::byte*> free;
   MemoryStats stats;
 };
 
-MemoryPool::MemoryPool() : state_(std::make_unique<State>()) {}
-
-std::shared_ptr<MemoryPool> MemoryPool::create() {
-  return std::shared_ptr<MemoryPool>(new MemoryPool());  // the constructor is private
+MemoryPool::MemoryPool(std::shared_ptr<MemorySource> source) : state_(std::make_unique<State>()) {
+  state_->source = std::move(source);
 }
 
-const std::shared_ptr<MemoryPool>& MemoryPool::current() {
-  if (!pool_of_this_thread) pool_of_this_thread = create();
-  return pool_of_this_thread;
+std::shared_ptr<MemoryPool> MemoryPool::create(Device device) {
+  return create(backend_of(device.type).memory_source(device));
 }
 
-void MemoryPool::set_current(std::shared_ptr<MemoryPool> pool) {
-  pool_of_this_thread = std::move(pool);
+std::shared_ptr<MemoryPool> MemoryPool::create(std::shared_ptr<MemorySource> source) {
+  return std::shared_ptr<MemoryPool>(new MemoryPool(std::move(source)));  // private constructor
+}
+
+const std::shared_ptr<MemoryPool>& MemoryPool::current(Device device) {
+  std::shared_ptr<MemoryPool>& pool = pool_of_this_thread(device);
+  if (!pool) pool = create(device);
+  return pool;
+}
+
+void MemoryPool::set_current(std::shared_ptr<MemoryPool> pool, Device device) {
+  pool_of_this_thread(device) = std::move(pool);
 }
 
 MemoryPool::~MemoryPool() {
@@ -61,7 +56,8 @@ MemoryPool::~MemoryPool() {
 }
 
 std::shared_ptr<std::byte> MemoryPool::allocate(std::size_t bytes) {
-  const std::size_t wanted = rounded(bytes);
+  const std::size_t unit = state_->source->granularity(bytes);
+  const std::size_t wanted = std::max(unit, (bytes + unit - 1) / unit * unit);
   std::byte* block = nullptr;
   std::size_t size = wanted;
   {
@@ -74,15 +70,15 @@ std::shared_ptr<std::byte> MemoryPool::allocate(std::size_t bytes) {
     }
   }
   if (block == nullptr) {
-    block = system_allocate(wanted);
+    block = state_->source->take(wanted);
     if (block == nullptr) {
       trim();
-      block = system_allocate(wanted);
+      block = state_->source->take(wanted);
     }
     TESSERA_CHECK(block != nullptr, ErrorCode::out_of_memory,
-                  "out of memory: {} bytes asked for, {} bytes in use by tensors; use a smaller "
+                  "out of memory: {} bytes asked for, {} bytes in use by tensors{}; use a smaller "
                   "batch, a sharding strategy that holds less, or more ranks",
-                  bytes, stats().in_use);
+                  bytes, stats().in_use, state_->source->shortage());
     const std::lock_guard lock(state_->mutex);
     state_->stats.reserved += size;
     ++state_->stats.system_allocations;
@@ -112,7 +108,7 @@ void MemoryPool::reset_peak() {
 void MemoryPool::trim() {
   const std::lock_guard lock(state_->mutex);
   for (const auto& [size, block] : state_->free) {
-    std::free(block);
+    state_->source->give_back(block, size);
     state_->stats.reserved -= size;
   }
   state_->free.clear();

@@ -1,10 +1,13 @@
-// Host memory for tensors: a caching pool for each rank. Once gradients and optimizer state exist
-// (the first step makes them), a training step allocates nothing from the system.
+// Memory for tensors: a caching pool for each rank and device. Once gradients and optimizer state
+// exist (the first step makes them), a training step allocates nothing from the system.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
+
+#include "engine/device.h"
 
 namespace tessera {
 
@@ -15,14 +18,33 @@ struct MemoryStats {
   std::uint64_t system_allocations = 0;
 };
 
-// Blocks are 64-byte aligned, contents undefined. Thread-safe: a block may be freed on another
-// thread than the one that took it; it returns to the pool that it came from.
+// Where pools take blocks from: the system's heap, or a GPU's arena. Thread-safe.
+class MemorySource {
+ public:
+  virtual ~MemorySource() = default;
+  // A multiple of this is what blocks of `bytes` are rounded to.
+  [[nodiscard]] virtual std::size_t granularity(std::size_t bytes) const = 0;
+  // Null when there is no more.
+  [[nodiscard]] virtual std::byte* take(std::size_t bytes) = 0;
+  virtual void give_back(std::byte* block, std::size_t bytes) = 0;
+  // What an out-of-memory message adds about the source (", ..."), or nothing.
+  [[nodiscard]] virtual std::string shortage() const { return {}; }
+};
+
+// Blocks are 64-byte aligned (256 on a GPU), contents undefined. Thread-safe: a block may be freed
+// on another thread than the one that took it; it returns to the pool that it came from.
+//
+// A GPU's blocks are reused in the order of the host's calls, which is the order of the rank's
+// compute queue. Memory that another queue works on must therefore be kept until the compute queue
+// has waited for that work (Event::join).
 class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
  public:
-  static std::shared_ptr<MemoryPool> create();
-  // The calling thread's pool: the thread's own until share() joins it to another's.
-  static const std::shared_ptr<MemoryPool>& current();
-  static void set_current(std::shared_ptr<MemoryPool> pool);
+  static std::shared_ptr<MemoryPool> create(Device device = Device::cpu());
+  static std::shared_ptr<MemoryPool> create(std::shared_ptr<MemorySource> source);
+  // The calling thread's pool of the device, made on first use; set_current() joins it to another
+  // thread's.
+  static const std::shared_ptr<MemoryPool>& current(Device device = Device::cpu());
+  static void set_current(std::shared_ptr<MemoryPool> pool, Device device = Device::cpu());
 
   ~MemoryPool();
   MemoryPool(const MemoryPool&) = delete;
@@ -38,7 +60,7 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
   void trim();
 
  private:
-  MemoryPool();
+  explicit MemoryPool(std::shared_ptr<MemorySource> source);
   struct State;
   std::unique_ptr<State> state_;
 };

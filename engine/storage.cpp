@@ -9,9 +9,7 @@ namespace tessera {
 std::shared_ptr<Storage> Storage::allocate(std::size_t bytes, Device device) {
   auto storage = std::shared_ptr<Storage>(new Storage(bytes, device));  // private constructor
   if (device.is_meta()) return storage;
-  TESSERA_REQUIRE(device.type == DeviceType::cpu, "device {} has no allocator in this build",
-                  device.to_string());
-  storage->owned_ = MemoryPool::current()->allocate(bytes);
+  storage->owned_ = MemoryPool::current(device)->allocate(bytes);
   storage->data_ = storage->owned_.get();
   return storage;
 }

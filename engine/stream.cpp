@@ -1,4 +1,4 @@
-// Side streams as worker threads.
+// Side streams: a worker thread each, on a GPU with a queue of its own.
 #include "engine/stream.h"
 
 #include <pthread.h>
@@ -9,62 +9,135 @@
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <string_view>
 #include <thread>
 
+#include "engine/backend.h"
 #include "kernels/base/parallel.h"
 
 namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_between(Clock::time_point begin, Clock::time_point end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
+
+}  // namespace
 
 struct Event::State {
+  explicit State(Device stream_device) : device(stream_device) {}
+
+  const Device device;
   std::mutex mutex;
   std::condition_variable reached;
-  bool done = false;
+  bool done = false;  // the worker has come to the point
   std::exception_ptr error;
+  PointHandle point;  // what the device has to come to; null on the CPU
 
-  void finish(std::exception_ptr failure) {
+  void finish(std::exception_ptr failure, PointHandle device_point) {
     {
       const std::lock_guard lock(mutex);
       done = true;
       error = std::move(failure);
+      point = std::move(device_point);
     }
     reached.notify_all();
+  }
+
+  PointHandle wait_for_worker() {
+    std::unique_lock lock(mutex);
+    reached.wait(lock, [&] { return done; });
+    if (error) std::rethrow_exception(error);
+    return point;
   }
 };
 
 void Event::wait() const {
   if (!state_) return;
-  std::unique_lock lock(state_->mutex);
-  state_->reached.wait(lock, [&] { return state_->done; });
-  if (state_->error) std::rethrow_exception(state_->error);
+  if (const PointHandle point = state_->wait_for_worker()) point->synchronize();
+}
+
+void Event::join() const {
+  if (!state_) return;
+  if (const PointHandle point = state_->wait_for_worker()) {
+    current_queue(state_->device).wait(point);
+  }
 }
 
 bool Event::done() const {
   if (!state_) return true;
   const std::lock_guard lock(state_->mutex);
-  return state_->done;
+  return state_->done && (!state_->point || state_->point->reached());
 }
 
 bool Event::succeeded() const {
   if (!state_) return true;
   const std::lock_guard lock(state_->mutex);
-  return state_->done && !state_->error;
+  return state_->done && !state_->error && (!state_->point || state_->point->reached());
 }
 
 struct Stream::State {
   struct Item {
     std::function<void()> work;
     std::shared_ptr<Event::State> event;
+    PointHandle begin;  // of the enqueuing thread's queue
   };
-  std::string name;
+  // Between two timed points the queue was at work.
+  struct Span {
+    PointHandle begin, end;
+  };
+
+  State(std::string stream_name, Device stream_device)
+      : name(std::move(stream_name)), device(stream_device) {
+    const char* setting = std::getenv("TESSERA_SERIAL_STREAMS");
+    serial = setting != nullptr && std::string_view(setting) == "1";
+    if (on_gpu()) require_device(device);
+    if (on_gpu() && !serial) queue = backend_of(device.type).make_queue(device, name);
+  }
+
+  const std::string name;
+  const Device device;
   bool serial = false;
+  std::unique_ptr<DeviceQueue> queue;  // of the worker, on a GPU
   mutable std::mutex mutex;
   std::condition_variable changed;
   std::deque<Item> items;
   bool stopping = false;
   std::exception_ptr failure;
-  double busy = 0;
+  mutable double busy = 0;
+  mutable std::deque<Span> spans;  // not yet counted in `busy`
   std::thread worker;
+
+  [[nodiscard]] bool on_gpu() const { return device.type != DeviceType::cpu; }
+
+  // Counts what the queue has done; needs the mutex.
+  void count_reached_spans() const {
+    while (!spans.empty() && spans.front().end->reached()) {
+      busy += spans.front().end->seconds_since(*spans.front().begin);
+      spans.pop_front();
+    }
+  }
+
+  // Runs the work; returns the point at its end. Without a queue of its own the stream's work is in
+  // the caller's, which is waited for.
+  PointHandle run(Item& item) {
+    if (!queue) {
+      item.work();
+      if (on_gpu()) current_queue(device).synchronize();
+      return nullptr;
+    }
+    queue->wait(item.begin);
+    const PointHandle begin = queue->record_timed();
+    item.work();
+    const PointHandle end = queue->record_timed();
+    const std::lock_guard lock(mutex);
+    spans.push_back({begin, end});
+    count_reached_spans();
+    return end;
+  }
 
   void execute(Item& item) {
     std::exception_ptr error;
@@ -72,10 +145,11 @@ struct Stream::State {
       const std::lock_guard lock(mutex);
       error = failure;
     }
-    const auto begin = std::chrono::steady_clock::now();
+    PointHandle end;
+    const auto begin = Clock::now();
     if (!error) {
       try {
-        item.work();
+        end = run(item);
       } catch (...) {
         error = std::current_exception();
       }
@@ -84,14 +158,16 @@ struct Stream::State {
     {
       const std::lock_guard lock(mutex);
       failure = error;
-      busy += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      if (!queue) busy += seconds_between(begin, Clock::now());
     }
-    item.event->finish(error);
+    item.event->finish(error, std::move(end));
   }
 
   void loop() {
     pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
     set_compute_threads(1);
+    std::optional<QueueGuard> guard;
+    if (queue) guard.emplace(*queue);
     for (;;) {
       std::unique_lock lock(mutex);
       changed.wait(lock, [&] { return stopping || !items.empty(); });
@@ -104,13 +180,12 @@ struct Stream::State {
   }
 };
 
-Stream::Stream(std::string name) : state_(std::make_unique<State>()) {
-  state_->name = std::move(name);
-  const char* serial = std::getenv("TESSERA_SERIAL_STREAMS");
-  state_->serial = serial != nullptr && std::string_view(serial) == "1";
+Stream::Stream(std::string name, Device device)
+    : state_(std::make_unique<State>(std::move(name), device)) {
   if (!state_->serial) state_->worker = std::thread([state = state_.get()] { state->loop(); });
 }
 
+// The queue's own destructor waits for what the device still has to do.
 Stream::~Stream() {
   if (!state_->worker.joinable()) return;
   {
@@ -123,12 +198,13 @@ Stream::~Stream() {
 
 Event Stream::enqueue(std::function<void()> work) {
   Event event;
-  event.state_ = std::make_shared<Event::State>();
-  State::Item item{std::move(work), event.state_};
+  event.state_ = std::make_shared<Event::State>(state_->device);
+  State::Item item{std::move(work), event.state_, nullptr};
   if (state_->serial) {
     state_->execute(item);
     return event;
   }
+  if (state_->on_gpu()) item.begin = current_queue(state_->device).record();
   {
     const std::lock_guard lock(state_->mutex);
     state_->items.push_back(std::move(item));
@@ -139,7 +215,9 @@ Event Stream::enqueue(std::function<void()> work) {
 
 void Stream::wait(const Event& event) {
   if (event.succeeded()) return;
-  enqueue([event] { event.wait(); });
+  // Queues of one device wait for each other; across devices the worker waits.
+  const bool same_device = event.state_->device == state_->device;
+  enqueue([event, same_device] { same_device ? event.join() : event.wait(); });
 }
 
 void Stream::synchronize() {
@@ -148,7 +226,41 @@ void Stream::synchronize() {
 
 double Stream::busy_seconds() const {
   const std::lock_guard lock(state_->mutex);
+  state_->count_reached_spans();
   return state_->busy;
+}
+
+void StallClock::join(const Event& event) {
+  if (device_.type == DeviceType::cpu) {
+    const auto begin = Clock::now();
+    struct Stop {
+      double& seconds;
+      Clock::time_point begin;
+      ~Stop() { seconds += seconds_between(begin, Clock::now()); }
+    } const stop{thread_seconds_, begin};
+    event.join();
+    return;
+  }
+  // From where the queue has nothing else to do until the event's work is done: the time in which
+  // the thread waits for the stream's worker is in it, as far as the queue ran dry meanwhile.
+  DeviceQueue& queue = current_queue(device_);
+  const PointHandle before = queue.record_timed();
+  event.join();
+  pending_.push_back({before, queue.record_timed()});
+  std::size_t reached = 0;  // so that a clock that is never read does not grow
+  for (; reached < pending_.size() && pending_[reached].after->reached(); ++reached) {
+    queue_seconds_ += pending_[reached].after->seconds_since(*pending_[reached].before);
+  }
+  pending_.erase(pending_.begin(), pending_.begin() + static_cast<std::ptrdiff_t>(reached));
+}
+
+double StallClock::seconds() const {
+  for (const Pair& pair : pending_) {
+    pair.after->synchronize();
+    queue_seconds_ += pair.after->seconds_since(*pair.before);
+  }
+  pending_.clear();
+  return thread_seconds_ + queue_seconds_;
 }
 
 }  // namespace tessera

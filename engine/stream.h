@@ -1,14 +1,19 @@
-// Streams and events. A stream is an in-order queue, an event a point in one.
+// Streams and events. A stream is an in-order list of work beside the rank's own thread, an event a
+// point in one.
 //
-// On the CPU the compute stream is the calling thread; every other stream is a worker thread, so
-// that communication overlaps computation for real. The environment variable
-// TESSERA_SERIAL_STREAMS=1 runs side streams' work on the caller at once: slower, the same bits,
-// and easy to debug.
+// A side stream is a worker thread, so that communication overlaps computation for real. On a GPU
+// the worker has a queue of its own (engine/queue.h) as well: work is a host function that puts
+// kernels and copies into it, and an event is the function's end and the point that the queue had
+// then. The environment variable TESSERA_SERIAL_STREAMS=1 runs side streams' work on the caller, on
+// the caller's queue, and waits for the device: slower, the same bits, and easy to debug.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
+
+#include "engine/queue.h"
 
 namespace tessera {
 
@@ -16,23 +21,32 @@ namespace tessera {
 class Event {
  public:
   Event() = default;
-  // Blocks until the point is reached; rethrows what the stream's work threw before it.
+  // Blocks until the point is reached, on the device too; rethrows what the stream's work threw
+  // before it.
   void wait() const;
+  // Blocks until the stream's worker has come to the point (and rethrows); what the device still
+  // has to do is waited for by the calling thread's current queue, not by the thread. On the CPU
+  // the same as wait().
+  void join() const;
+  // Reached, on the device too.
   [[nodiscard]] bool done() const;
 
  private:
   friend class Stream;
+  friend class StallClock;
   struct State;
   [[nodiscard]] bool succeeded() const;  // done, and nothing was thrown
   std::shared_ptr<State> state_;
 };
 
-// A side stream. Work runs in the order of enqueue(), one at a time. After work has thrown, later
-// work is skipped and every event recorded from then on carries that exception. Thread-safe.
+// A side stream. Work runs in the order of enqueue(), one at a time, and after everything that the
+// enqueuing thread had put into its current queue of the stream's device. After work has thrown,
+// later work is skipped and every event recorded from then on carries that exception. Thread-safe.
 class Stream {
  public:
-  explicit Stream(std::string name);
-  ~Stream();  // finishes what was enqueued
+  // Work uses `device`: the worker's current queue there is the stream's own.
+  explicit Stream(std::string name, Device device = Device::cpu());
+  ~Stream();  // finishes what was enqueued, on the device too
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
@@ -42,12 +56,32 @@ class Stream {
   // Runs on the stream and returns when done; rethrows.
   void run(std::function<void()> work) { enqueue(std::move(work)).wait(); }
   void synchronize();
-  // Seconds this stream spent running work (waiting included) since it was made.
+  // Seconds this stream spent running work (waiting included) since it was made: the worker's, or
+  // on a GPU those of its queue, as far as the work is done.
   [[nodiscard]] double busy_seconds() const;
 
  private:
   struct State;
   std::unique_ptr<State> state_;
+};
+
+// Joins events and measures how long the compute stream stands still for them: the thread on the
+// CPU, the thread and its queue on a GPU. Used by one thread.
+class StallClock {
+ public:
+  explicit StallClock(Device device = Device::cpu()) : device_(device) {}
+  void join(const Event& event);
+  // So far; on a GPU the calling thread waits for the last join.
+  [[nodiscard]] double seconds() const;
+
+ private:
+  struct Pair {
+    PointHandle before, after;
+  };
+  Device device_;
+  double thread_seconds_ = 0;
+  mutable double queue_seconds_ = 0;
+  mutable std::vector<Pair> pending_;
 };
 
 }  // namespace tessera

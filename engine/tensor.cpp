@@ -1,24 +1,93 @@
 // Construction, access and copies of tensors.
 #include "engine/tensor.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "engine/autograd.h"
 #include "engine/launch.h"
+#include "engine/queue.h"
 #include "kernels/base/error.h"
 #include "kernels/base/low_precision.h"
 
 namespace tessera {
 
-void Initializer::fill(void* out, DType dtype, std::int64_t first, std::int64_t n) const {
-  const auto& table = kernels_of(Device::cpu());
+namespace {
+
+bool on_gpu(Device device) {
+  return device.type == DeviceType::cuda;
+}
+
+// Writes the CPU's draws into a GPU's memory, part by part, so that no copy of the whole is made.
+void fill_from_host(const Initializer& initializer, std::byte* out, DType dtype, std::int64_t first,
+                    std::int64_t n, Device device) {
+  constexpr std::int64_t part = 1 << 20;
+  const Tensor host = Tensor::empty({std::min(n, part)}, dtype, Device::cpu());
+  for (std::int64_t done = 0; done < n; done += part) {
+    const std::int64_t count = std::min(part, n - done);
+    initializer.fill(host.data(), dtype, first + done, count);
+    current_queue(device).copy_from_host(out + static_cast<std::size_t>(done) * size_of(dtype),
+                                         host.data(),
+                                         static_cast<std::size_t>(count) * size_of(dtype));
+  }
+}
+
+double element_as_double(const std::byte* element, DType dtype) {
+  const auto read = [element]<class T>(T value) {
+    std::memcpy(&value, element, sizeof(T));
+    return value;
+  };
+  switch (dtype) {
+    case DType::float32:
+      return read(0.0f);
+    case DType::float64:
+      return read(0.0);
+    case DType::bfloat16:
+      return to_float(read(BFloat16{}));
+    case DType::float16:
+      return to_float(read(Float16{}));
+    case DType::int32:
+      return read(std::int32_t{});
+    case DType::int64:
+      return static_cast<double>(read(std::int64_t{}));
+    case DType::uint8:
+    case DType::boolean:
+      return read(std::uint8_t{});
+  }
+  return 0;
+}
+
+// dtypes are converted where the source is; from one GPU to another by way of the host.
+void copy_between_devices(const Tensor& source, const Tensor& destination) {
+  if (source.dtype() != destination.dtype()) {
+    Tensor converted = Tensor::empty(source.shape(), destination.dtype(), source.device());
+    converted.copy_from(source);
+    copy_between_devices(converted, destination);
+  } else if (!on_gpu(source.device())) {
+    current_queue(destination.device())
+        .copy_from_host(destination.data(), source.data(), source.bytes());
+  } else if (!on_gpu(destination.device())) {
+    current_queue(source.device()).copy_to_host(destination.data(), source.data(), source.bytes());
+  } else {
+    copy_between_devices(source.to(Device::cpu()), destination);
+  }
+}
+
+}  // namespace
+
+void Initializer::fill(void* out, DType dtype, std::int64_t first, std::int64_t n,
+                       Device device) const {
   if (kind == Kind::constant) {
-    table.fill({out, n, dtype, a}, {});
+    TESSERA_LAUNCH(device, fill, {out, n, dtype, a});
+    return;
+  }
+  if (device.type != DeviceType::cpu) {
+    fill_from_host(*this, static_cast<std::byte*>(out), dtype, first, n, device);
     return;
   }
   const auto distribution =
       kind == Kind::uniform ? kernels::Distribution::uniform : kernels::Distribution::normal;
-  table.random_fill({out, n, first, dtype, {seed, stream}, distribution, a, b}, {});
+  TESSERA_LAUNCH(device, random_fill, {out, n, first, dtype, {seed, stream}, distribution, a, b});
 }
 
 Tensor Tensor::empty(const Shape& shape, DType dtype, Device device) {
@@ -85,38 +154,16 @@ template std::int64_t* Tensor::data_as() const;
 template std::uint8_t* Tensor::data_as() const;
 
 std::vector<double> Tensor::to_vector() const {
-  std::vector<double> values(static_cast<std::size_t>(elements()));
+  std::vector<std::byte> fetched;
   const std::byte* source = data();
+  if (on_gpu(device())) {
+    fetched.resize(bytes());
+    current_queue(device()).copy_to_host(fetched.data(), source, fetched.size());
+    source = fetched.data();
+  }
+  std::vector<double> values(static_cast<std::size_t>(elements()));
   for (std::size_t i = 0; i < values.size(); ++i) {
-    const std::byte* element = source + i * size_of(dtype());
-    const auto read = [&]<class T>(T value) {
-      std::memcpy(&value, element, sizeof(T));
-      return value;
-    };
-    switch (dtype()) {
-      case DType::float32:
-        values[i] = read(0.0f);
-        break;
-      case DType::float64:
-        values[i] = read(0.0);
-        break;
-      case DType::bfloat16:
-        values[i] = to_float(read(BFloat16{}));
-        break;
-      case DType::float16:
-        values[i] = to_float(read(Float16{}));
-        break;
-      case DType::int32:
-        values[i] = read(std::int32_t{});
-        break;
-      case DType::int64:
-        values[i] = static_cast<double>(read(std::int64_t{}));
-        break;
-      case DType::uint8:
-      case DType::boolean:
-        values[i] = read(std::uint8_t{});
-        break;
-    }
+    values[i] = element_as_double(source + i * size_of(dtype()), dtype());
   }
   return values;
 }
@@ -170,12 +217,23 @@ void Tensor::copy_from(const Tensor& source) {
                   source.shape().to_string(), shape().to_string());
   if (is_meta()) return;
   data_->storage->will_write();
-  if (dtype() == source.dtype()) {
-    if (source.bytes() != 0) std::memcpy(data(), source.data(), source.bytes());
-  } else {
+  if (device() != source.device()) {
+    copy_between_devices(source, *this);
+  } else if (dtype() != source.dtype()) {
     TESSERA_LAUNCH(device(), cast,
                    {source.data(), data(), elements(), source.dtype(), dtype(), 1.0f, false});
+  } else if (on_gpu(device())) {
+    if (data() != source.data()) current_queue(device()).copy(data(), source.data(), bytes());
+  } else if (source.bytes() != 0) {
+    std::memcpy(data(), source.data(), source.bytes());
   }
+}
+
+Tensor Tensor::to(Device device) const {
+  if (device == this->device()) return *this;
+  Tensor copy = empty(shape(), dtype(), device);
+  copy.copy_from(*this);
+  return copy;
 }
 
 }  // namespace tessera

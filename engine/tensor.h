@@ -31,8 +31,10 @@ struct Initializer {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;
 
-  // Writes elements [first, first + n) of the parameter.
-  void fill(void* out, DType dtype, std::int64_t first, std::int64_t n) const;
+  // Writes elements [first, first + n) of the parameter into memory of `device`. The draws are the
+  // CPU's on every device.
+  void fill(void* out, DType dtype, std::int64_t first, std::int64_t n,
+            Device device = Device::cpu()) const;
 };
 
 namespace detail {
@@ -101,12 +103,13 @@ class Tensor {
   [[nodiscard]] bool is_meta() const { return device().is_meta(); }
   [[nodiscard]] const std::shared_ptr<Storage>& storage() const { return data_->storage; }
 
-  // The address now; looked up at each use because a sharded parameter's memory comes and goes.
+  // The address now, in the device's memory; looked up at each use because a sharded parameter's
+  // memory comes and goes.
   [[nodiscard]] std::byte* data() const { return data_->storage->data() + data_->offset; }
   template <class T>
   [[nodiscard]] T* data_as() const;
 
-  // The value of a tensor of one element, as double.
+  // The value of a tensor of one element, as double. Like to_vector(), it waits for the device.
   [[nodiscard]] double item() const;
   // All values converted to double, row-major.
   [[nodiscard]] std::vector<double> to_vector() const;
@@ -124,7 +127,11 @@ class Tensor {
   [[nodiscard]] Tensor detach() const;
   // A copy in new memory, outside the graph.
   [[nodiscard]] Tensor clone() const;
-  void copy_from(const Tensor& source);  // converts dtype; shapes must agree
+  // Converts dtype; shapes must agree. Between devices too; returns when `source` may change.
+  void copy_from(const Tensor& source);
+  // The same values on `device`: this tensor itself when it is there, else a copy outside the
+  // graph.
+  [[nodiscard]] Tensor to(Device device) const;
 
   [[nodiscard]] const std::shared_ptr<detail::TensorData>& impl() const { return data_; }
 

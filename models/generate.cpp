@@ -28,10 +28,11 @@ class EvaluationScope {
   bool training_;
 };
 
-// The logits of the token that follows `context`.
-std::vector<double> next_logits(LanguageModel& model, std::span<const std::int64_t> context) {
+// The logits of the token that follows `context`, on the host: the choice is made there.
+std::vector<double> next_logits(LanguageModel& model, std::span<const std::int64_t> context,
+                                Device device) {
   const auto length = static_cast<std::int64_t>(context.size());
-  const Tensor logits = model.forward(Tensor::from(context, {1, length}));
+  const Tensor logits = model.forward(Tensor::from(context, {1, length}).to(device));
   const std::int64_t vocabulary = logits.size(-1);
   const std::size_t last =
       logits.impl()->offset +
@@ -86,12 +87,13 @@ std::vector<std::int64_t> generate(LanguageModel& model, std::vector<std::int64_
   }
   const NoGradGuard no_grad;
   const EvaluationScope evaluation(model);
+  const Device device = model.parameters().front().tensor.device();
   const auto limit = static_cast<std::size_t>(model.positions());
   std::vector<std::int64_t> tokens = std::move(prompt);
   for (std::int64_t i = 0; i < options.max_new_tokens; ++i) {
     const std::size_t first = tokens.size() > limit ? tokens.size() - limit : 0;
     const std::vector<double> logits =
-        next_logits(model, std::span<const std::int64_t>(tokens).subspan(first));
+        next_logits(model, std::span<const std::int64_t>(tokens).subspan(first), device);
     for (const double value : logits) {
       TESSERA_CHECK(!std::isnan(value), ErrorCode::numeric,
                     "the model's logits after {} tokens are NaN; its weights are damaged",

@@ -25,7 +25,7 @@ struct HuggingFaceNames {
 class LanguageModel : public nn::Module {
  public:
   // ids [batch, length], int32 or int64 -> logits [batch, length, vocabulary] in the parameters'
-  // dtype.
+  // dtype, all on the parameters' device.
   virtual Tensor forward(const Tensor& ids) = 0;
   // Mean cross-entropy over the targets [batch, length] that are not -100.
   virtual Tensor loss(const Tensor& ids, const Tensor& targets) {

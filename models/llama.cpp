@@ -85,18 +85,18 @@ Tensor LlamaModelImpl::forward(const Tensor& ids) {
   TESSERA_REQUIRE(ids.dimensions() == 2 && ids.size(1) <= positions_,
                   "Llama takes ids of shape [batch, at most {}], given {}", positions_,
                   ids.shape().to_string());
-  const RopeTables& rope = rope_for(ids.size(1));
   Tensor x = embed_tokens_(ids);
+  const RopeTables& rope = rope_for(ids.size(1), x.device());
   for (const LlamaDecoderLayer& layer : *layers_) x = layer(x, rope);
   return norm_(x);
 }
 
 // Tables grow by doubling: a context of 131072 positions costs nothing until it is used.
-const RopeTables& LlamaModelImpl::rope_for(std::int64_t length) {
-  if (!rope_.cosine || rope_.cosine.size(0) < length) {
+const RopeTables& LlamaModelImpl::rope_for(std::int64_t length, Device device) {
+  if (!rope_.cosine || rope_.cosine.size(0) < length || rope_.cosine.device() != device) {
     const auto doubled =
         static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(length)));
-    rope_ = make_rope_tables(frequencies_, std::min(doubled, positions_));
+    rope_ = make_rope_tables(frequencies_, std::min(doubled, positions_), device);
   }
   return rope_;
 }

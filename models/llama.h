@@ -58,7 +58,7 @@ class LlamaModelImpl : public nn::Module {
   [[nodiscard]] const Tensor& token_table() const { return embed_tokens_->weight(); }
 
  private:
-  const RopeTables& rope_for(std::int64_t length);
+  const RopeTables& rope_for(std::int64_t length, Device device);
 
   std::int64_t positions_;
   std::vector<float> frequencies_;

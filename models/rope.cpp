@@ -40,7 +40,8 @@ std::vector<float> rope_frequencies(std::int64_t head_dim, double theta,
   return frequencies;
 }
 
-RopeTables make_rope_tables(const std::vector<float>& frequencies, std::int64_t positions) {
+RopeTables make_rope_tables(const std::vector<float>& frequencies, std::int64_t positions,
+                            Device device) {
   const std::size_t pairs = frequencies.size();
   std::vector<float> cosine(static_cast<std::size_t>(positions) * pairs);
   std::vector<float> sine(cosine.size());
@@ -51,7 +52,7 @@ RopeTables make_rope_tables(const std::vector<float>& frequencies, std::int64_t 
     sine[at] = static_cast<float>(std::sin(static_cast<double>(angle)));
   }
   const Shape shape{positions, static_cast<std::int64_t>(pairs)};
-  return {Tensor::from(cosine, shape), Tensor::from(sine, shape)};
+  return {Tensor::from(cosine, shape).to(device), Tensor::from(sine, shape).to(device)};
 }
 
 }  // namespace tessera::models

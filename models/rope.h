@@ -22,6 +22,7 @@ std::vector<float> rope_frequencies(std::int64_t head_dim, double theta,
 
 // Rounded where transformers rounds (frequencies and angles to fp32), so that far positions agree
 // with it too.
-RopeTables make_rope_tables(const std::vector<float>& frequencies, std::int64_t positions);
+RopeTables make_rope_tables(const std::vector<float>& frequencies, std::int64_t positions,
+                            Device device = Device::cpu());
 
 }  // namespace tessera::models

@@ -11,16 +11,17 @@
 namespace tessera::data {
 namespace {
 
+// Put together on the CPU, then moved to where the calling thread computes.
 Tensor take_rows(const Tensor& source, const std::vector<std::int64_t>& rows) {
   Shape shape = source.shape();
   shape[0] = static_cast<std::int64_t>(rows.size());
-  Tensor out = Tensor::empty(shape, source.dtype());
+  Tensor out = Tensor::empty(shape, source.dtype(), Device::cpu());
   const std::size_t row_bytes = source.bytes() / static_cast<std::size_t>(source.size(0));
   for (std::size_t i = 0; i < rows.size(); ++i) {
     std::memcpy(out.data() + i * row_bytes,
                 source.data() + static_cast<std::size_t>(rows[i]) * row_bytes, row_bytes);
   }
-  return out;
+  return out.to(default_device());
 }
 
 constexpr std::uint64_t shuffle_stream = std::uint64_t{1} << 62;
@@ -33,6 +34,11 @@ TensorLoader::TensorLoader(TensorDataset dataset, const TensorLoaderOptions& opt
                       dataset_.inputs.size(0) == dataset_.targets.size(0),
                   "a data set of {} inputs and {} targets", dataset_.inputs.shape().to_string(),
                   dataset_.targets.shape().to_string());
+  for (const Tensor& tensor : {dataset_.inputs, dataset_.targets}) {
+    TESSERA_REQUIRE(tensor.device() == Device::cpu(),
+                    "a data set on {}; keep it on the CPU, batches are moved to the default device",
+                    tensor.device().to_string());
+  }
   TESSERA_CHECK(dataset_.inputs.size(0) > 0, ErrorCode::data, "the data set is empty");
   TESSERA_CHECK(options.batch_size > 0, ErrorCode::configuration, "batch_size {} must be positive",
                 options.batch_size);

@@ -9,7 +9,7 @@
 
 namespace tessera::data {
 
-// inputs [N, ...] and targets [N, ...]: sample i is row i of both.
+// inputs [N, ...] and targets [N, ...], on the CPU: sample i is row i of both.
 struct TensorDataset {
   Tensor inputs;
   Tensor targets;
@@ -24,7 +24,8 @@ struct TensorLoaderOptions {
 };
 
 // Iterating is one epoch; each begin() after the first is the next epoch. Telling the generator
-// where the batch lies (engine/random.h) is part of taking one.
+// where the batch lies (engine/random.h) is part of taking one. Batches are on the default device
+// of the thread that takes them.
 class TensorLoader {
  public:
   TensorLoader(TensorDataset dataset, const TensorLoaderOptions& options);

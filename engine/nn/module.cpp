@@ -123,7 +123,9 @@ Tensor make_parameter(const Shape& shape, Initializer initializer, DType dtype) 
   initializer.seed = current_seed();
   initializer.stream = next_parameter_stream();
   Tensor parameter = Tensor::empty(shape, dtype);
-  if (!parameter.is_meta()) initializer.fill(parameter.data(), dtype, 0, parameter.elements());
+  if (!parameter.is_meta()) {
+    initializer.fill(parameter.data(), dtype, 0, parameter.elements(), parameter.device());
+  }
   parameter.impl()->initializer = std::make_shared<Initializer>(initializer);
   parameter.set_requires_grad(true);
   return parameter;

@@ -2,6 +2,7 @@
 #include "engine/autograd.h"
 #include "engine/launch.h"
 #include "engine/ops.h"
+#include "engine/ops/checks.h"
 #include "kernels/base/error.h"
 
 namespace tessera {
@@ -18,6 +19,7 @@ struct Broadcast {
 Broadcast broadcast(const char* op, const Tensor& a, const Tensor& b) {
   TESSERA_REQUIRE(a.dtype() == b.dtype(), "{}: dtypes {} and {} differ; cast one of them", op,
                   name_of(a.dtype()), name_of(b.dtype()));
+  ops::require_same_device(op, a, b);
   if (b.elements() == 1) return {a.elements(), 1};
   const int skipped = a.dimensions() - b.dimensions();
   bool suffix = skipped >= 0;

@@ -4,6 +4,7 @@
 #include "engine/autograd.h"
 #include "engine/launch.h"
 #include "engine/ops.h"
+#include "engine/ops/checks.h"
 #include "engine/random.h"
 #include "kernels/base/error.h"
 
@@ -52,8 +53,10 @@ void check_heads(const AttentionOptions& options) {
                   "attention: {} query heads cannot share {} key heads", options.heads, key_heads);
 }
 
-void check_mask(const AttentionOptions& options, std::int64_t batch, std::int64_t key_length) {
+void check_mask(const Tensor& q, const AttentionOptions& options, std::int64_t batch,
+                std::int64_t key_length) {
   if (!options.key_mask.defined()) return;
+  ops::require_same_device("attention", q, options.key_mask);
   TESSERA_REQUIRE(options.key_mask.shape() == (Shape{batch, key_length}) &&
                       size_of(options.key_mask.dtype()) == 1,
                   "attention: key_mask of {} {} for [{}, {}] keys",
@@ -113,7 +116,8 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
                   "attention: q {}, k {}, v {} with {} heads and {} key heads",
                   q.shape().to_string(), k.shape().to_string(), v.shape().to_string(),
                   options.heads, key_heads);
-  check_mask(options, q.size(0), k.size(1));
+  ops::require_same_device("attention", q, k, v);
+  check_mask(q, options, q.size(0), k.size(1));
   auto shape = attention_shape(options, q.size(0), q.size(1), k.size(1), q.size(2) / options.heads,
                                q.dtype());
   shape.q_stride = q.size(2);
@@ -142,7 +146,7 @@ Tensor packed_attention(const Tensor& qkv, const AttentionOptions& options) {
   TESSERA_REQUIRE(qkv.dimensions() == 3 && qkv.size(2) % (options.heads + 2 * key_heads) == 0,
                   "packed_attention: qkv of shape {} with {} heads and {} key heads",
                   qkv.shape().to_string(), options.heads, key_heads);
-  check_mask(options, qkv.size(0), qkv.size(1));
+  check_mask(qkv, options, qkv.size(0), qkv.size(1));
   const std::int64_t head_dim = qkv.size(2) / (options.heads + 2 * key_heads);
   auto shape =
       attention_shape(options, qkv.size(0), qkv.size(1), qkv.size(1), head_dim, qkv.dtype());
@@ -173,6 +177,7 @@ Tensor rotary(const Tensor& x, std::int64_t heads, const Tensor& cosine, const T
                       sine.dtype() == float32,
                   "rotary: tables of shape {} for positions {} to {} of head size {}",
                   cosine.shape().to_string(), first_position, first_position + x.size(1), head_dim);
+  ops::require_same_device("rotary", x, cosine, sine);
   const auto rotate = [=](const Tensor& in, const Tensor& out, bool inverse) {
     TESSERA_LAUNCH(in.device(), rotary,
                    {in.data(), out.data(), cosine.data_as<float>(), sine.data_as<float>(),

@@ -51,14 +51,26 @@ Tensor reshape(const Tensor& x, const Shape& shape) {
 
 namespace {
 
+// A tensor of `shape` that holds scalar * scale everywhere.
+Tensor spread(const Tensor& scalar, double scale, const Shape& shape) {
+  const Device device = scalar.device();
+  if (device.type == DeviceType::cpu) {  // reading it costs nothing
+    return Tensor::full(shape, scalar.item() * scale, scalar.dtype(), device);
+  }
+  Tensor out = Tensor::full(shape, scale, scalar.dtype(), device);
+  TESSERA_LAUNCH(device, binary,
+                 {kernels::BinaryOp::multiply, out.data(), scalar.data(), out.data(),
+                  out.elements(), 1, out.dtype()});
+  return out;
+}
+
 Tensor scaled_sum(const Tensor& x, double scale) {
   Tensor out = Tensor::empty({}, x.dtype(), x.device());
   TESSERA_LAUNCH(x.device(), sum_all, {x.data(), out.data(), x.elements(), x.dtype(), scale});
   autograd::record(
       Op::sum, {x}, {out},
       [shape = x.shape(), scale](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-        const double gradient = dout[0].is_meta() ? 0.0 : dout[0].item() * scale;
-        sink.add(0, Tensor::full(shape, gradient, dout[0].dtype(), dout[0].device()));
+        sink.add(0, spread(dout[0], scale, shape));
       });
   return out;
 }

@@ -2,6 +2,7 @@
 #include "engine/autograd.h"
 #include "engine/launch.h"
 #include "engine/ops.h"
+#include "engine/ops/checks.h"
 #include "kernels/base/error.h"
 
 namespace tessera {
@@ -21,6 +22,7 @@ LinearShape linear_shape(const char* op, const Tensor& x, const Tensor& weight, 
   TESSERA_REQUIRE(weight.dimensions() == 2 && x.dimensions() >= 1,
                   "{}: x of shape {} and weight of shape {}", op, x.shape().to_string(),
                   weight.shape().to_string());
+  ops::require_same_device(op, x, weight, bias);
   const bool transposed = layout == WeightLayout::out_in;
   const std::int64_t in = weight.size(transposed ? 1 : 0);
   const std::int64_t out = weight.size(transposed ? 0 : 1);
@@ -110,6 +112,7 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
                       (dims == 2 || a.size(0) == b.size(0)) && a.dtype() == b.dtype(),
                   "matmul: {} {} x {} {}", name_of(a.dtype()), a.shape().to_string(),
                   name_of(b.dtype()), b.shape().to_string());
+  ops::require_same_device("matmul", a, b);
   const std::int64_t batch = dims == 3 ? a.size(0) : 1;
   const std::int64_t m = a.size(-2);
   const std::int64_t k = a.size(-1);
@@ -175,6 +178,7 @@ Tensor bias_gelu_linear(const Tensor& x, const Tensor& bias_in, const Tensor& we
   const LinearShape s = linear_shape("bias_gelu_linear", x, weight, bias, layout);
   TESSERA_REQUIRE(x.dtype() == s.dtype, "bias_gelu_linear: x of {} and weight of {}",
                   name_of(x.dtype()), name_of(s.dtype));
+  ops::require_same_device("bias_gelu_linear", x, bias_in);
   const auto bias_data = [bias_in] { return bias_in.defined() ? bias_in.data() : nullptr; };
   Tensor activated = Tensor::empty(x.shape(), s.dtype, x.device());
   TESSERA_LAUNCH(x.device(), bias_gelu,
@@ -214,6 +218,7 @@ Tensor swiglu_linear(const Tensor& gate, const Tensor& up, const Tensor& weight,
                   "swiglu_linear: gate {} {}, up {} {}, weight {}", name_of(gate.dtype()),
                   gate.shape().to_string(), name_of(up.dtype()), up.shape().to_string(),
                   name_of(s.dtype));
+  ops::require_same_device("swiglu_linear", gate, up);
   Tensor activated = Tensor::empty(gate.shape(), s.dtype, gate.device());
   TESSERA_LAUNCH(gate.device(), swiglu,
                  {gate.data(), up.data(), activated.data(), s.rows, s.in, s.in, s.in, s.dtype});

@@ -2,6 +2,7 @@
 #include "engine/autograd.h"
 #include "engine/launch.h"
 #include "engine/ops.h"
+#include "engine/ops/checks.h"
 #include "kernels/base/error.h"
 
 namespace tessera {
@@ -52,6 +53,7 @@ Norm norm(const Tensor& x, const Tensor& residual, const Tensor& gamma, const Te
       !residual.defined() || (residual.shape() == x.shape() && residual.dtype() == x.dtype()),
       "{}: residual of shape {} for x of shape {}", name, residual.shape().to_string(),
       x.shape().to_string());
+  ops::require_same_device(name, x, residual, gamma, beta);
   const DType statistics = x.dtype() == float64 ? float64 : float32;
   const Device device = x.device();
   Norm result{residual.defined() ? Tensor::empty(x.shape(), x.dtype(), device) : Tensor{},

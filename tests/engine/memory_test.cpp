@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -87,6 +88,46 @@ TEST(MemoryPool, SaysHowMuchWasAskedForWhenThereIsNoMore) {
     EXPECT_NE(std::string(error.what()).find("1152921504606846976"), std::string::npos);
   }
   EXPECT_EQ(pool->stats().in_use, 0u);
+}
+
+// A source of three blocks of 100 bytes each.
+class ThreeBlocks final : public MemorySource {
+ public:
+  [[nodiscard]] std::size_t granularity(std::size_t) const override { return 100; }
+  [[nodiscard]] std::byte* take(std::size_t bytes) override {
+    if (bytes > free_) return nullptr;
+    free_ -= bytes;
+    return memory_;
+  }
+  void give_back(std::byte*, std::size_t bytes) override { free_ += bytes; }
+  [[nodiscard]] std::string shortage() const override {
+    return ", " + std::to_string(free_) + " bytes left";
+  }
+
+ private:
+  std::byte memory_[1] = {};
+  std::size_t free_ = 300;
+};
+
+TEST(MemoryPool, GivesItsCacheBackBeforeItFails) {
+  const auto source = std::make_shared<ThreeBlocks>();
+  const auto pool = MemoryPool::create(source);
+  auto small = pool->allocate(70);
+  EXPECT_EQ(pool->stats().in_use, 100u);
+  small.reset();
+  const auto large = pool->allocate(300);  // only with the cached block
+  EXPECT_EQ(pool->stats().reserved, 300u);
+  try {
+    (void)pool->allocate(1);
+    FAIL() << "there was no more";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::out_of_memory);
+    EXPECT_NE(std::string(error.what())
+                  .find("1 bytes asked for, 300 bytes in use by tensors, 0 "
+                        "bytes left; use a smaller batch"),
+              std::string::npos)
+        << error.what();
+  }
 }
 
 }  // namespace

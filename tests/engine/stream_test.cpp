@@ -111,6 +111,36 @@ TEST_P(StreamTest, WhatWorkHoldsIsReleasedBeforeItsEventIsSeen) {
   EXPECT_TRUE(watch.expired());
 }
 
+TEST_P(StreamTest, OnTheCpuJoiningIsWaiting) {
+  Event().join();
+  Stream stream("join");
+  bool ran = false;
+  const Event event = stream.enqueue([&] {
+    nap();
+    ran = true;
+  });
+  event.join();
+  EXPECT_TRUE(ran);
+  const Event failed = stream.enqueue([] { throw std::runtime_error("no"); });
+  EXPECT_THROW(failed.join(), std::runtime_error);
+}
+
+TEST(StallClock, CountsTheTimeOfItsJoins) {
+  Stream stream("stall");
+  StallClock clock;
+  clock.join(Event{});
+  EXPECT_LT(clock.seconds(), 0.004);
+  clock.join(stream.enqueue(nap));
+  EXPECT_GE(clock.seconds(), 0.004);
+  const double before = clock.seconds();
+  const Event failed = stream.enqueue([] {
+    nap();
+    throw std::runtime_error("no");
+  });
+  EXPECT_THROW(clock.join(failed), std::runtime_error);
+  EXPECT_GE(clock.seconds() - before, 0.004);
+}
+
 TEST(Stream, RunsBesideTheCaller) {
   Stream stream("beside");
   std::atomic<bool> go = false;

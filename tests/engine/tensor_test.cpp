@@ -55,6 +55,15 @@ TEST(Tensor, CopiesConvert) {
   EXPECT_THROW(other.copy_from(source), std::logic_error);
 }
 
+TEST(Tensor, GoesToAnotherDevice) {
+  const Tensor x = Tensor::from(std::vector<float>{1, 2}, {2});
+  EXPECT_EQ(x.to(Device::cpu()).data(), x.data());
+  const Tensor meta = x.to(Device::meta());
+  EXPECT_TRUE(meta.is_meta());
+  EXPECT_EQ(meta.shape(), x.shape());
+  EXPECT_THROW((void)meta.to(Device::cpu()), std::logic_error);
+}
+
 TEST(Tensor, ViewsShareMemory) {
   const Tensor x = Tensor::from(std::vector<float>{1, 2, 3, 4, 5, 6}, {2, 3});
   const Tensor tail = Tensor::view_of(x.storage(), 4 * sizeof(float), {2}, float32);

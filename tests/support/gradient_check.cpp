@@ -33,13 +33,19 @@ double evaluate(const std::function<Tensor()>& function) {
   return function().item();
 }
 
-double central_difference(const std::function<Tensor()>& function, double& element, double step) {
-  const double kept = element;
-  element = kept + step;
+void set_element(const Tensor& leaf, std::size_t index, double value) {
+  Tensor element =
+      Tensor::view_of(leaf.storage(), leaf.impl()->offset + index * sizeof(double), {}, float64);
+  element.copy_from(Tensor::scalar(value, float64));
+}
+
+double central_difference(const std::function<Tensor()>& function, const Tensor& leaf,
+                          std::size_t index, double kept, double step) {
+  set_element(leaf, index, kept + step);
   const double above = evaluate(function);
-  element = kept - step;
+  set_element(leaf, index, kept - step);
   const double below = evaluate(function);
-  element = kept;
+  set_element(leaf, index, kept);
   return (above - below) / (2 * step);
 }
 
@@ -48,11 +54,12 @@ void compare(const std::function<Tensor()>& function, const Tensor& leaf,
   const auto n = static_cast<std::size_t>(leaf.elements());
   const std::size_t stride =
       options.max_elements == 0 ? 1 : std::max<std::size_t>(1, n / options.max_elements);
+  const std::vector<double> kept = leaf.to_vector();
   double worst = 0;
   double largest = 1;
   std::string where;
   for (std::size_t i = 0; i < n; i += stride) {
-    const double numeric = central_difference(function, leaf.data_as<double>()[i], options.step);
+    const double numeric = central_difference(function, leaf, i, kept[i], options.step);
     largest = std::max(largest, std::abs(numeric));
     const double error = std::abs(tape[i] - numeric);
     if (!(error <= worst)) {  // also when it is NaN
@@ -70,7 +77,7 @@ Tensor values(const Shape& shape, unsigned seed, double low, double high) {
   std::vector<double> numbers(static_cast<std::size_t>(shape.elements()));
   for (std::size_t i = 0; i < numbers.size(); ++i)
     numbers[i] = low + (high - low) * spread(i, seed);
-  return Tensor::from(numbers, shape);
+  return Tensor::from(numbers, shape).to(default_device());
 }
 
 Tensor leaf(const Shape& shape, unsigned seed, double low, double high) {

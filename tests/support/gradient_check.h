@@ -10,8 +10,8 @@
 
 namespace tessera::testing {
 
-// A fp64 leaf that wants a gradient, its values spread over [low, high] by a fixed sequence
-// numbered by `seed`.
+// A fp64 leaf on the default device that wants a gradient, its values spread over [low, high] by a
+// fixed sequence numbered by `seed`.
 Tensor leaf(const Shape& shape, unsigned seed, double low = -1.0, double high = 1.0);
 // The same without a gradient.
 Tensor values(const Shape& shape, unsigned seed, double low = -1.0, double high = 1.0);

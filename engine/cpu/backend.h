@@ -1,0 +1,10 @@
+// The CPU's backend.
+#pragma once
+
+#include "engine/backend.h"
+
+namespace tessera {
+
+const Backend& cpu_backend();
+
+}  // namespace tessera

@@ -1,0 +1,16 @@
+// The system's heap as a source of tensor memory.
+#pragma once
+
+#include "engine/memory.h"
+
+namespace tessera {
+
+// 64-byte aligned blocks; large ones are whole pages, huge ones where the system has them.
+class Heap final : public MemorySource {
+ public:
+  [[nodiscard]] std::size_t granularity(std::size_t bytes) const override;
+  [[nodiscard]] std::byte* take(std::size_t bytes) override;
+  void give_back(std::byte* block, std::size_t bytes) override;
+};
+
+}  // namespace tessera

@@ -1,0 +1,79 @@
+// The GPU's backend.
+#include <map>
+#include <mutex>
+
+#include "engine/cuda/arena.h"
+#include "engine/cuda/device.h"
+#include "engine/cuda/pinned.h"
+#include "engine/cuda/queue.h"
+#include "engine/cuda_backend.h"
+#include "kernels/base/error.h"
+#include "kernels/cuda/error.h"
+#include "kernels/cuda/registry.h"
+
+namespace tessera {
+namespace {
+
+class CudaBackend final : public Backend {
+ public:
+  [[nodiscard]] int device_count() const override { return cuda::availability().count; }
+  [[nodiscard]] std::string unavailable_reason() const override {
+    return cuda::availability().reason;
+  }
+
+  [[nodiscard]] std::vector<DeviceDescription> describe() const override {
+    std::vector<DeviceDescription> all;
+    for (int index = 0; index < device_count(); ++index) {
+      const cudaDeviceProp& properties = cuda::properties(index);
+      DeviceDescription device;
+      device.device = Device::cuda(index);
+      device.name = properties.name;
+      device.compute_capability = properties.major * 10 + properties.minor;
+      device.multiprocessors = properties.multiProcessorCount;
+      cuda::bind_thread(index);
+      TESSERA_CUDA(cudaMemGetInfo(&device.free_bytes, &device.memory_bytes));
+      all.push_back(device);
+    }
+    return all;
+  }
+
+  [[nodiscard]] const kernels::KernelTable& kernels() const override {
+    return kernels::cuda_kernels();
+  }
+  [[nodiscard]] std::unique_ptr<DeviceQueue> make_queue(Device device,
+                                                        std::string_view name) const override {
+    return std::make_unique<cuda::Queue>(device.index, std::string(name), arena(device));
+  }
+  [[nodiscard]] std::shared_ptr<MemorySource> memory_source(Device device) const override {
+    return arena(device);
+  }
+  [[nodiscard]] std::shared_ptr<std::byte> allocate_pinned(std::size_t bytes) const override {
+    require_device(Device::cuda());
+    return cuda::pinned_pool()->allocate(bytes);
+  }
+  void bind_thread(Device device) const override {
+    require_device(device);
+    cuda::bind_thread(device.index);
+  }
+
+ private:
+  [[nodiscard]] std::shared_ptr<cuda::Arena> arena(Device device) const {
+    require_device(device);
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<cuda::Arena>& arena = arenas_[device.index];
+    if (!arena) arena = std::make_shared<cuda::Arena>(device.index);
+    return arena;
+  }
+
+  mutable std::mutex mutex_;
+  mutable std::map<int, std::shared_ptr<cuda::Arena>> arenas_;
+};
+
+}  // namespace
+
+const Backend& cuda_backend() {
+  static const CudaBackend backend;
+  return backend;
+}
+
+}  // namespace tessera

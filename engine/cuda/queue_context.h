@@ -1,0 +1,43 @@
+// What the kernels of one queue use: its stream, its fault record, its scratch memory.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/cuda/arena.h"
+#include "engine/cuda/fault_record.h"
+#include "engine/cuda/point.h"
+#include "kernels/cuda/context.h"
+
+namespace tessera::cuda {
+
+class QueueContext final : public kernels::cuda::Context {
+ public:
+  QueueContext(int device_index, const std::string& name, std::shared_ptr<Arena> arena);
+  ~QueueContext() override;  // waits for the stream
+  QueueContext(const QueueContext&) = delete;
+  QueueContext& operator=(const QueueContext&) = delete;
+
+  void* scratch(std::size_t bytes) override;
+
+  [[nodiscard]] PointHandle record(bool timed) const;
+  // Waits for the stream; throws what went wrong, a fault as well.
+  void synchronize();
+
+ private:
+  struct Block {
+    std::byte* memory = nullptr;
+    std::size_t bytes = 0;
+    PointHandle last_use;  // null: still in use
+  };
+  [[nodiscard]] std::byte* take(std::size_t bytes);
+  void release_outgrown(bool wait);
+
+  std::shared_ptr<Arena> arena_;
+  std::shared_ptr<FaultRecord> faults_;
+  Block scratch_;
+  std::vector<Block> outgrown_;  // launches that are under way may use them
+};
+
+}  // namespace tessera::cuda

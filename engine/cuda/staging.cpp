@@ -1,0 +1,47 @@
+// The staging ring.
+#include "engine/cuda/staging.h"
+
+#include "engine/cuda/pinned.h"
+#include "kernels/base/error.h"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr std::size_t alignment = 256;
+
+}  // namespace
+
+void StagingRing::wait_for_oldest() {
+  // A fault of earlier kernels is thrown here; the part is free all the same.
+  const PointHandle point = std::move(parts_.front().point);
+  parts_.pop_front();
+  if (point) point->synchronize();
+}
+
+std::byte* StagingRing::take(std::size_t bytes) {
+  TESSERA_REQUIRE(bytes <= largest_part, "a part of {} bytes in a staging ring of {}-byte parts",
+                  bytes, largest_part);
+  if (!memory_) memory_ = pinned_pool()->allocate(ring_bytes);
+  if (next_ + bytes > ring_bytes) {
+    // The rest of the ring is skipped: its parts, from the lap before, are the oldest.
+    while (!parts_.empty() && parts_.front().begin >= next_) wait_for_oldest();
+    next_ = 0;
+  }
+  const std::size_t begin = next_;
+  const std::size_t end = begin + (bytes + alignment - 1) / alignment * alignment;
+  while (!parts_.empty() && parts_.front().point && parts_.front().point->reached()) {
+    parts_.pop_front();
+  }
+  while (!parts_.empty() && parts_.front().begin < end && begin < parts_.front().end) {
+    wait_for_oldest();
+  }
+  parts_.push_back({begin, end, nullptr});
+  next_ = end;
+  return memory_.get() + begin;
+}
+
+void StagingRing::in_use_until(PointHandle point) {
+  parts_.back().point = std::move(point);
+}
+
+}  // namespace tessera::cuda

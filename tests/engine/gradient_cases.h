@@ -1,0 +1,375 @@
+// Every differentiable op against central differences in fp64, in its shapes and options, on the
+// default device. The last test fails when an op of engine/ops/op_list.h was reached by no check.
+//
+// For a test program to include, once: tests/engine/gradient_check_test.cpp checks the CPU's ops,
+// tests/cuda/gradient_check_test.cpp the GPU's.
+#pragma once
+
+#include <gtest/gtest-spi.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "engine/autograd.h"
+#include "engine/ops.h"
+#include "engine/random.h"
+#include "support/gradient_check.h"
+
+namespace tessera::gradient_cases {
+
+using kernels::UnaryOp;
+using testing::check_gradients;
+using testing::leaf;
+using testing::values;
+using testing::weighted_sum;
+
+// Ids, masks and tables go where the leaves are.
+template <class T>
+Tensor constant(const std::vector<T>& values, const Shape& shape) {
+  return Tensor::from(values, shape).to(default_device());
+}
+
+using BinaryFunction = Tensor (*)(const Tensor&, const Tensor&);
+
+TEST(GradientCheck, ArithmeticWithEveryBroadcast) {
+  for (const BinaryFunction op : {BinaryFunction(add), BinaryFunction(subtract),
+                                  BinaryFunction(multiply), BinaryFunction(divide)}) {
+    for (const Shape& shape : {Shape{3, 2, 5}, Shape{2, 5}, Shape{5}, Shape{1}, Shape{}}) {
+      SCOPED_TRACE(shape.to_string());
+      const Tensor a = leaf({3, 2, 5}, 1);
+      const Tensor b = leaf(shape, 2, 0.7, 1.9);
+      check_gradients([&] { return weighted_sum(op(a, b)); }, {a, b});
+    }
+  }
+}
+
+TEST(GradientCheck, ArithmeticOfATensorWithItself) {
+  const Tensor x = leaf({2, 3}, 3, 0.5, 1.5);
+  check_gradients([&] { return weighted_sum(x * x + x / x - (x - x) + x); }, {x});
+}
+
+TEST(GradientCheck, ArithmeticWithOneOperandWithoutGradient) {
+  const Tensor a = leaf({2, 3}, 4);
+  const Tensor fixed = values({3}, 5, 0.5, 1.5);
+  check_gradients([&] { return weighted_sum((a * fixed + fixed) / fixed - fixed); }, {a});
+  const Tensor b = leaf({3}, 6, 0.5, 1.5);
+  const Tensor wide = values({2, 3}, 7);
+  check_gradients([&] { return weighted_sum(wide * b + wide / b - b); }, {b});
+}
+
+TEST(GradientCheck, Affine) {
+  const Tensor x = leaf({4, 3}, 8);
+  check_gradients([&] { return weighted_sum(affine(x, -2.5, 0.75) + (x * 3.0 + 1.0)); }, {x});
+}
+
+TEST(GradientCheck, UnaryFunctions) {
+  for (const UnaryOp op :
+       {UnaryOp::negate, UnaryOp::relu, UnaryOp::gelu_erf, UnaryOp::gelu_tanh, UnaryOp::silu,
+        UnaryOp::tanh, UnaryOp::sigmoid, UnaryOp::exp, UnaryOp::square}) {
+    SCOPED_TRACE(static_cast<int>(op));
+    const Tensor x = leaf({37}, 9, -2.5, 2.5);
+    check_gradients([&] { return weighted_sum(unary(op, x)); }, {x});
+  }
+  for (const UnaryOp op : {UnaryOp::log, UnaryOp::sqrt}) {
+    const Tensor x = leaf({37}, 10, 0.4, 3.0);
+    check_gradients([&] { return weighted_sum(unary(op, x)); }, {x});
+  }
+}
+
+TEST(GradientCheck, CastsThatKeepThePrecision) {
+  // To fp32 and back: the checked function stays smooth at steps far above fp32's resolution.
+  const Tensor x = leaf({6}, 11);
+  check_gradients([&] { return weighted_sum(cast(cast(x, float32), float64)); }, {x},
+                  {.step = 1e-2, .tolerance = 1e-4});
+}
+
+TEST(GradientCheck, Reshape) {
+  const Tensor x = leaf({2, 6}, 12);
+  const Tensor y = leaf({4}, 13);
+  check_gradients(
+      [&] {
+        return weighted_sum(reshape(x, {3, 4}) * y + reshape(x, {3, 4}));
+      },
+      {x, y});
+}
+
+TEST(GradientCheck, SumAndMean) {
+  const Tensor x = leaf({3, 5}, 14);
+  check_gradients([&] { return square(sum(x)) + mean(x * x); }, {x});
+}
+
+TEST(GradientCheck, Softmax) {
+  for (const std::int64_t columns : {1, 2, 9, 33}) {
+    const Tensor x = leaf({2, 3, columns}, 15, -3, 3);
+    check_gradients([&] { return weighted_sum(softmax(x)); }, {x});
+  }
+}
+
+TEST(GradientCheck, MatrixProducts) {
+  const Tensor a = leaf({4, 3}, 16);
+  const Tensor b = leaf({3, 5}, 17);
+  check_gradients([&] { return weighted_sum(matmul(a, b)); }, {a, b});
+  const Tensor c = leaf({2, 4, 3}, 18);
+  const Tensor d = leaf({2, 3, 5}, 19);
+  check_gradients([&] { return weighted_sum(matmul(c, d)); }, {c, d});
+  const Tensor square_matrix = leaf({3, 3}, 20);
+  check_gradients([&] { return weighted_sum(matmul(square_matrix, square_matrix)); },
+                  {square_matrix});
+}
+
+TEST(GradientCheck, LinearInBothLayouts) {
+  for (const WeightLayout layout : {WeightLayout::out_in, WeightLayout::in_out}) {
+    const Tensor x = leaf({2, 3, 4}, 21);
+    const Tensor weight = leaf(layout == WeightLayout::out_in ? Shape{5, 4} : Shape{4, 5}, 22);
+    const Tensor bias = leaf({5}, 23);
+    check_gradients([&] { return weighted_sum(linear(x, weight, bias, layout)); },
+                    {x, weight, bias});
+    check_gradients([&] { return weighted_sum(linear(x, weight, {}, layout)); }, {x, weight});
+    const Tensor row = leaf({4}, 24);
+    check_gradients([&] { return weighted_sum(linear(row, weight, bias, layout)); },
+                    {row, weight, bias});
+    const Tensor data = values({2, 3, 4}, 25);
+    check_gradients([&] { return weighted_sum(linear(data, weight, bias, layout)); },
+                    {weight, bias});
+  }
+}
+
+TEST(GradientCheck, BiasGeluLinear) {
+  for (const WeightLayout layout : {WeightLayout::out_in, WeightLayout::in_out}) {
+    for (const bool exact : {false, true}) {
+      const Tensor x = leaf({2, 3, 4}, 26, -2, 2);
+      const Tensor bias_in = leaf({4}, 27);
+      const Tensor weight = leaf(layout == WeightLayout::out_in ? Shape{5, 4} : Shape{4, 5}, 28);
+      const Tensor bias = leaf({5}, 29);
+      const auto all = [&] {
+        return weighted_sum(bias_gelu_linear(x, bias_in, weight, bias, layout, exact));
+      };
+      check_gradients(all, {x, bias_in, weight, bias});
+      const auto bare = [&] {
+        return weighted_sum(bias_gelu_linear(x * 1.5, {}, weight, {}, layout, exact));
+      };
+      check_gradients(bare, {x, weight});
+      const Tensor frozen = weight.detach();
+      const auto input_only = [&] {
+        return weighted_sum(bias_gelu_linear(x, bias_in, frozen, {}, layout, exact));
+      };
+      check_gradients(input_only, {x, bias_in});
+    }
+  }
+}
+
+TEST(GradientCheck, SwigluLinear) {
+  for (const WeightLayout layout : {WeightLayout::out_in, WeightLayout::in_out}) {
+    const Tensor gate = leaf({2, 3, 4}, 30, -2, 2);
+    const Tensor up = leaf({2, 3, 4}, 31);
+    const Tensor weight = leaf(layout == WeightLayout::out_in ? Shape{5, 4} : Shape{4, 5}, 32);
+    check_gradients([&] { return weighted_sum(swiglu_linear(gate, up, weight, layout)); },
+                    {gate, up, weight});
+    check_gradients([&] { return weighted_sum(swiglu_linear(gate, gate, weight, layout)); },
+                    {gate, weight});
+  }
+}
+
+TEST(GradientCheck, Embedding) {
+  const Tensor table = leaf({7, 3}, 33);
+  const Tensor ids = constant(std::vector<std::int32_t>{6, 0, 2, 2, 2, 5}, {2, 3});
+  const Tensor long_ids = constant(std::vector<std::int64_t>{1, 1}, {2});
+  check_gradients([&] { return weighted_sum(embedding(ids, table)); }, {table});
+  const auto tied = [&] {  // as the head of a language model
+    return weighted_sum(linear(embedding(ids, table), table)) +
+           weighted_sum(embedding(long_ids, table));
+  };
+  check_gradients(tied, {table});
+}
+
+TEST(GradientCheck, Norms) {
+  for (const Shape& shape : {Shape{2, 3, 8}, Shape{3, 5}, Shape{1, 17}}) {
+    const Tensor x = leaf(shape, 34, -2, 2);
+    const Tensor gamma = leaf({shape[-1]}, 35, 0.5, 1.5);
+    const Tensor beta = leaf({shape[-1]}, 36);
+    check_gradients([&] { return weighted_sum(layer_norm(x, gamma, beta)); }, {x, gamma, beta});
+    check_gradients([&] { return weighted_sum(layer_norm(x, {}, {})); }, {x});
+    check_gradients([&] { return weighted_sum(layer_norm(x, gamma, {}, 1e-3)); }, {x, gamma});
+    check_gradients([&] { return weighted_sum(rms_norm(x, gamma)); }, {x, gamma});
+    check_gradients([&] { return weighted_sum(rms_norm(x, {}, 1e-2)); }, {x});
+    const Tensor data = values(shape, 37);
+    check_gradients([&] { return weighted_sum(layer_norm(data, gamma, beta)); }, {gamma, beta});
+  }
+}
+
+TEST(GradientCheck, NormsFusedWithTheResidualAddition) {
+  const Tensor x = leaf({2, 3, 6}, 38);
+  const Tensor residual = leaf({2, 3, 6}, 39);
+  const Tensor gamma = leaf({6}, 40, 0.5, 1.5);
+  const Tensor beta = leaf({6}, 41);
+  const auto both = [&] {
+    const auto [total, out] = add_layer_norm(x, residual, gamma, beta);
+    return weighted_sum(total, 1) + weighted_sum(out, 2);
+  };
+  check_gradients(both, {x, residual, gamma, beta});
+  const auto both_rms = [&] {
+    const auto [total, out] = add_rms_norm(x, residual, gamma);
+    return weighted_sum(total, 1) + weighted_sum(out, 2);
+  };
+  check_gradients(both_rms, {x, residual, gamma});
+  const auto norm_only = [&] {
+    return weighted_sum(add_layer_norm(x, residual, gamma, beta).second);
+  };
+  check_gradients(norm_only, {x, residual, gamma, beta});
+  const auto sum_only = [&] {
+    return weighted_sum(add_layer_norm(x, residual, gamma, beta).first);
+  };
+  check_gradients(sum_only, {x, residual});
+  const auto doubled = [&] { return weighted_sum(add_rms_norm(x, x, gamma).second); };
+  check_gradients(doubled, {x, gamma});
+}
+
+TEST(GradientCheck, LinearLayersThatComputeANormAgain) {
+  const Tensor x = leaf({2, 3, 6}, 60);
+  const Tensor residual = leaf({2, 3, 6}, 61);
+  const Tensor gamma = leaf({6}, 62, 0.5, 1.5);
+  const Tensor beta = leaf({6}, 63);
+  const Tensor first = leaf({4, 6}, 64);
+  const Tensor second = leaf({4, 6}, 65);
+  const auto function = [&] {
+    const auto [total, out] = add_layer_norm(x, residual, gamma, beta);
+    const Tensor plain = rms_norm(total, gamma);
+    return weighted_sum(linear(out, first)) +
+           weighted_sum(linear(out, second) * linear(plain, first));
+  };
+  check_gradients(function, {x, residual, gamma, beta, first, second});
+}
+
+TEST(GradientCheck, DropoutWithAFixedKey) {
+  manual_seed(3);
+  const Tensor x = leaf({4, 9}, 42);
+  const auto function = [&] {
+    begin_batch({.step = 5, .first_sample = 2, .samples = 4});
+    return weighted_sum(dropout(dropout(x, 0.25), 0.5)) + sum(dropout(x, 0));
+  };
+  check_gradients(function, {x});
+}
+
+TEST(GradientCheck, Rotary) {
+  const Tensor angles = values({6, 2}, 43, 0, 3);
+  std::vector<float> cosine;
+  std::vector<float> sine;
+  for (const double angle : angles.to_vector()) {
+    cosine.push_back(static_cast<float>(std::cos(angle)));
+    sine.push_back(static_cast<float>(std::sin(angle)));
+  }
+  const Tensor c = constant(cosine, {6, 2});
+  const Tensor s = constant(sine, {6, 2});
+  const Tensor x = leaf({2, 3, 8}, 44);
+  // The tables are fp32 and so only nearly orthogonal: the inverse rotation is the gradient all the
+  // same.
+  check_gradients([&] { return weighted_sum(rotary(x, 2, c, s)); }, {x});
+  check_gradients([&] { return weighted_sum(rotary(x, 2, c, s, 3)); }, {x});
+}
+
+struct AttentionCase {
+  std::int64_t heads, key_heads, head_dim, query_length, key_length;
+  bool causal;
+  double dropout;
+  bool masked;
+};
+
+TEST(GradientCheck, Attention) {
+  manual_seed(3);
+  for (const AttentionCase& c :
+       {AttentionCase{1, 1, 4, 3, 3, false, 0, false}, AttentionCase{2, 2, 3, 5, 5, true, 0, false},
+        AttentionCase{4, 2, 2, 3, 6, true, 0, false}, AttentionCase{3, 1, 4, 4, 2, false, 0, true},
+        AttentionCase{2, 1, 4, 5, 5, true, 0.3, true}}) {
+    SCOPED_TRACE(c.heads * 100 + c.key_length);
+    const Tensor q = leaf({2, c.query_length, c.heads * c.head_dim}, 45, -2, 2);
+    const Tensor k = leaf({2, c.key_length, c.key_heads * c.head_dim}, 46, -2, 2);
+    const Tensor v = leaf({2, c.key_length, c.key_heads * c.head_dim}, 47);
+    AttentionOptions options{
+        .heads = c.heads, .key_heads = c.key_heads, .causal = c.causal, .dropout = c.dropout};
+    if (c.masked) {
+      std::vector<std::uint8_t> mask(static_cast<std::size_t>(2 * c.key_length), 1);
+      mask[1] = 0;
+      mask.back() = 0;
+      options.key_mask = constant(mask, {2, c.key_length});
+    }
+    const auto function = [&] {
+      begin_batch({.step = 5, .first_sample = 1, .samples = 2});
+      return weighted_sum(attention(q, k, v, options));
+    };
+    check_gradients(function, {q, k, v});
+  }
+}
+
+TEST(GradientCheck, AttentionOfRowsThatSeeNothing) {
+  const Tensor x = leaf({2, 3, 4}, 48);
+  const Tensor mask = constant(std::vector<std::uint8_t>{0, 1, 1, 0, 0, 0}, {2, 3});
+  const AttentionOptions options{.heads = 2, .causal = true, .key_mask = mask};
+  check_gradients([&] { return weighted_sum(attention(x, x, x, options)); }, {x});
+}
+
+TEST(GradientCheck, PackedAttention) {
+  manual_seed(3);
+  for (const std::int64_t key_heads : {1, 2, 4}) {
+    for (const double dropout : {0.0, 0.3}) {
+      const Tensor qkv = leaf({2, 5, (4 + 2 * key_heads) * 3}, 49, -2, 2);
+      const AttentionOptions options{
+          .heads = 4, .key_heads = key_heads, .causal = true, .scale = 0.4, .dropout = dropout};
+      const auto function = [&] {
+        begin_batch({.step = 6, .first_sample = 0, .samples = 2});
+        return weighted_sum(packed_attention(qkv, options));
+      };
+      check_gradients(function, {qkv});
+    }
+  }
+}
+
+TEST(GradientCheck, CrossEntropyWithIgnoredTargets) {
+  const Tensor logits = leaf({2, 3, 7}, 50, -3, 3);
+  const Tensor targets = constant(std::vector<std::int32_t>{0, 6, -100, 3, 3, -100}, {2, 3});
+  check_gradients([&] { return cross_entropy(logits, targets); }, {logits});
+  // Logits that nobody else holds are overwritten by their gradient.
+  check_gradients([&] { return cross_entropy(logits * 2.0, targets) * 3.0; }, {logits});
+  const Tensor none = constant(std::vector<std::int64_t>(6, -100), {2, 3});
+  check_gradients([&] { return cross_entropy(logits, none) + sum(logits); }, {logits});
+}
+
+TEST(GradientCheck, OneTensorOnManyPaths) {
+  const Tensor x = leaf({3, 4}, 51);
+  const Tensor weight = leaf({4, 4}, 52);
+  const auto function = [&] {
+    const Tensor h = linear(x, weight);
+    const Tensor a = reshape(h, {4, 3});
+    const Tensor b = add(h, h);                // one gradient handed over twice
+    const Tensor c = linear(gelu(h), weight);  // a gradient added in place
+    return weighted_sum(a) + weighted_sum(b * c) + mean(square(linear(c, weight)));
+  };
+  check_gradients(function, {x, weight});
+}
+
+TEST(GradientCheck, FindsAWrongGradient) {
+  const Tensor x = leaf({3}, 53);
+  const auto wrong = [&](double factor) {
+    Tensor y = Tensor::empty({3}, float64);
+    y.copy_from(x);
+    autograd::record(Op::affine, {x}, {y},
+                     [factor](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+                       sink.add(0, affine(dout[0], factor));
+                     });
+    return weighted_sum(y);
+  };
+  check_gradients([&] { return wrong(1.0); }, {x});
+  EXPECT_NONFATAL_FAILURE(check_gradients([&] { return wrong(1.00001); }, {x}), "tape");
+}
+
+// Last in the file, and so last to run.
+TEST(GradientCheckCoverage, EveryOpWasReached) {
+  if (::testing::UnitTest::GetInstance()->test_to_run_count() !=
+      ::testing::UnitTest::GetInstance()->total_test_count()) {
+    GTEST_SKIP() << "only some of the checks were asked for";
+  }
+  for (const Op op : all_ops) {
+    EXPECT_TRUE(testing::checked_ops().contains(op)) << name_of(op) << " has no gradient check";
+  }
+}
+
+}  // namespace tessera::gradient_cases
