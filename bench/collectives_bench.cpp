@@ -101,7 +101,7 @@ class Measured {
       ranks_->acquire(*gathered_);
       std::memcpy(gathered_->data() + share_ * static_cast<std::size_t>(ranks_->rank()),
                   private_share_.data(), share_);
-      ranks_->all_gather(*gathered_, {});
+      ranks_->all_gather(*gathered_, gathered_->bytes(), {});
       gathered_->release();
     });
   }

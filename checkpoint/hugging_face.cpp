@@ -130,7 +130,7 @@ void read_pieces(LogicalTensor& tensor, const SafetensorsFile& file, const Tenso
   const DType stored = *entry.stored->dtype;
   for (const Piece& piece : tensor.pieces) {
     const std::uint64_t first = static_cast<std::uint64_t>(piece.first) * size_of(stored);
-    staging.load(piece.data, piece.count, stored, tensor.dtype,
+    staging.load(piece.data, piece.device, piece.count, stored, tensor.dtype,
                  [&](std::uint64_t offset, void* data, std::size_t bytes) {
                    file.read(entry, first + offset, data, bytes);
                  });

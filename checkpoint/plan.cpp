@@ -93,7 +93,7 @@ Section plan_full(const SectionToSave& section, SavePlan& plan) {
       if (piece.count == 0) continue;
       const auto skipped = static_cast<std::uint64_t>(piece.first) * size_of(dtype);
       plan.writes.push_back({plan.files.size(), header.offsets[i] + skipped, piece.data,
-                             piece.count, tensor.dtype, dtype});
+                             piece.count, tensor.dtype, dtype, piece.device});
     }
   }
   plan.files.push_back({name, header.bytes, header.file_bytes, 0});
@@ -124,7 +124,7 @@ Section plan_sharded(const SectionToSave& section, const std::vector<PieceLists>
         for (const Piece& piece : tensor.pieces) {
           if (piece.count == 0) continue;
           plan.writes.push_back({plan.files.size(), header.offsets[next], piece.data, piece.count,
-                                 tensor.dtype, specs[next].dtype});
+                                 tensor.dtype, specs[next].dtype, piece.device});
           ++next;
         }
       }

@@ -38,6 +38,7 @@ struct PlannedWrite {
   std::int64_t count = 0;
   DType memory_dtype = DType::float32;
   DType file_dtype = DType::float32;
+  Device device = Device::cpu();  // of data
 };
 
 struct SavePlan {

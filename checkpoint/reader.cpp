@@ -26,6 +26,7 @@ struct PlannedRead {
   std::byte* out = nullptr;
   DType file_dtype = DType::float32;
   DType memory_dtype = DType::float32;
+  Device device = Device::cpu();  // of out
 };
 using ReadsByFile = std::map<std::string, std::vector<PlannedRead>>;
 
@@ -72,8 +73,8 @@ void plan_reads(const std::vector<LogicalTensor>& wanted, const Catalogue& store
         if (begin >= end) continue;
         std::byte* out =
             piece.data + static_cast<std::size_t>(begin - piece.first) * size_of(tensor.dtype);
-        reads[extent.file].push_back(
-            {&extent, begin - extent.first, end - begin, out, *found.stored->dtype, tensor.dtype});
+        reads[extent.file].push_back({&extent, begin - extent.first, end - begin, out,
+                                      *found.stored->dtype, tensor.dtype, piece.device});
       }
     }
   }
@@ -101,7 +102,7 @@ void execute(const fs::path& folder, const Manifest& manifest, ReadsByFile& read
     for (const auto& planned : ordered) {
       const std::uint64_t begin = planned.first;
       const PlannedRead& read = planned.second;
-      staging.load(read.out, read.count, read.file_dtype, read.memory_dtype,
+      staging.load(read.out, read.device, read.count, read.file_dtype, read.memory_dtype,
                    [&](std::uint64_t offset, void* data, std::size_t bytes) {
                      tensors.file().read(begin + offset, data, bytes);
                    });

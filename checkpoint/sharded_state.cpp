@@ -17,7 +17,7 @@ LogicalTensor logical(const std::string& name, const ShardedParameter& parameter
   if (count > 0) {
     tensor.pieces.push_back(
         {parameter.first + begin, count,
-         local.data() + static_cast<std::size_t>(begin) * size_of(local.dtype())});
+         local.data() + static_cast<std::size_t>(begin) * size_of(local.dtype()), local.device()});
   }
   return tensor;
 }

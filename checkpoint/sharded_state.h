@@ -28,7 +28,7 @@ struct SaveOptions {
   int keep = 0;
   nlohmann::json scalars =
       nlohmann::json::object();  // whatever the program wants back, the same on every rank
-  std::map<std::string, std::string> files;  // config.json ..., from rank 0
+  std::map<std::string, std::string> files = {};  // config.json ..., from rank 0
 };
 
 // Collective. Writes folder/step-N and returns its path.

@@ -9,15 +9,19 @@
 #include <string>
 #include <vector>
 
+#include "engine/device.h"
 #include "kernels/base/dtype.h"
 
 namespace tessera::checkpoint {
 
-// A contiguous run of elements of a tensor in row-major order, in this rank's host memory.
+// A contiguous run of elements of a tensor in row-major order, in this rank's memory of `device`. A
+// save or load uses the calling thread's current queue there: what was put into it before is saved,
+// and what is put into it after sees what was loaded.
 struct Piece {
   std::int64_t first = 0;
   std::int64_t count = 0;
   std::byte* data = nullptr;
+  Device device = Device::cpu();
 };
 
 // One logical tensor as one rank sees it. The pieces of all ranks cover the tensor (saving: exactly

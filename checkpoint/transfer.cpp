@@ -1,47 +1,86 @@
-// Conversion in slices of the staging buffer; equal dtypes go straight between memory and file.
+// Slices through the staging buffers; equal dtypes in host memory go straight to and from the file.
 #include "checkpoint/transfer.h"
 
 #include <algorithm>
 
+#include "engine/backend.h"
 #include "kernels/registry.h"
 
 namespace tessera::checkpoint {
+namespace {
 
-void Staging::store(const std::byte* in, std::int64_t count, DType from, DType to, const Put& put) {
-  if (from == to) {
-    put(0, in, static_cast<std::size_t>(count) * size_of(to));
+bool is_host(Device device) {
+  return device.type == DeviceType::cpu;
+}
+
+// Elements that fit into a buffer whatever side they are on.
+std::int64_t slice_of(DType from, DType to) {
+  return Staging::bytes / static_cast<std::int64_t>(std::max(size_of(from), size_of(to)));
+}
+
+std::size_t bytes_of(std::int64_t count, DType dtype) {
+  return static_cast<std::size_t>(count) * size_of(dtype);
+}
+
+}  // namespace
+
+std::byte* Staging::transfer_buffer(Device device) {
+  if (!transfer_ || transfer_type_ != device.type) {
+    transfer_ = backend_of(device.type).allocate_pinned(static_cast<std::size_t>(bytes));
+    transfer_type_ = device.type;
+  }
+  return transfer_.get();
+}
+
+std::byte* Staging::conversion_buffer() {
+  if (!conversion_) {
+    conversion_ = backend_of(DeviceType::cpu).allocate_pinned(static_cast<std::size_t>(bytes));
+  }
+  return conversion_.get();
+}
+
+void Staging::store(const std::byte* in, Device device, std::int64_t count, DType from, DType to,
+                    const Put& put) {
+  if (from == to && is_host(device)) {
+    put(0, in, bytes_of(count, to));
     return;
   }
-  buffer_.resize(static_cast<std::size_t>(bytes));
-  const std::int64_t slice = bytes / static_cast<std::int64_t>(size_of(to));
+  const std::int64_t slice = slice_of(from, to);
   for (std::int64_t done = 0; done < count; done += slice) {
     const std::int64_t n = std::min(slice, count - done);
-    kernels::cpu::cast({.in = in + static_cast<std::size_t>(done) * size_of(from),
-                        .out = buffer_.data(),
-                        .n = n,
-                        .in_dtype = from,
-                        .out_dtype = to});
-    put(static_cast<std::uint64_t>(done) * size_of(to), buffer_.data(),
-        static_cast<std::size_t>(n) * size_of(to));
+    const std::byte* source = in + bytes_of(done, from);
+    if (!is_host(device)) {
+      std::byte* fetched = transfer_buffer(device);
+      current_queue(device).copy_to_host(fetched, source, bytes_of(n, from));
+      source = fetched;
+    }
+    if (from != to) {
+      std::byte* converted = conversion_buffer();
+      kernels::cpu::cast(
+          {.in = source, .out = converted, .n = n, .in_dtype = from, .out_dtype = to});
+      source = converted;
+    }
+    put(static_cast<std::uint64_t>(done) * size_of(to), source, bytes_of(n, to));
   }
 }
 
-void Staging::load(std::byte* out, std::int64_t count, DType from, DType to, const Get& get) {
-  if (from == to) {
-    get(0, out, static_cast<std::size_t>(count) * size_of(to));
+void Staging::load(std::byte* out, Device device, std::int64_t count, DType from, DType to,
+                   const Get& get) {
+  if (from == to && is_host(device)) {
+    get(0, out, bytes_of(count, to));
     return;
   }
-  buffer_.resize(static_cast<std::size_t>(bytes));
-  const std::int64_t slice = bytes / static_cast<std::int64_t>(size_of(from));
+  const std::int64_t slice = slice_of(from, to);
   for (std::int64_t done = 0; done < count; done += slice) {
     const std::int64_t n = std::min(slice, count - done);
-    get(static_cast<std::uint64_t>(done) * size_of(from), buffer_.data(),
-        static_cast<std::size_t>(n) * size_of(from));
-    kernels::cpu::cast({.in = buffer_.data(),
-                        .out = out + static_cast<std::size_t>(done) * size_of(to),
-                        .n = n,
-                        .in_dtype = from,
-                        .out_dtype = to});
+    std::byte* target = out + bytes_of(done, to);
+    std::byte* sent = is_host(device) ? target : transfer_buffer(device);
+    std::byte* read = from == to ? sent : conversion_buffer();
+    get(static_cast<std::uint64_t>(done) * size_of(from), read, bytes_of(n, from));
+    if (from != to) {
+      kernels::cpu::cast({.in = read, .out = sent, .n = n, .in_dtype = from, .out_dtype = to});
+    }
+    if (!is_host(device)) current_queue(device).copy_from_host(target, sent, bytes_of(n, to));
   }
 }
 

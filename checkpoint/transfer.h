@@ -1,12 +1,13 @@
-// Moving elements between memory and files, converting their dtype through a bounded staging
-// buffer.
+// Moving elements between memory of any device and files, converting their dtype, through bounded
+// staging buffers.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <vector>
+#include <memory>
 
+#include "engine/device.h"
 #include "kernels/base/dtype.h"
 
 namespace tessera::checkpoint {
@@ -17,20 +18,31 @@ constexpr bool can_convert(DType from, DType to) {
   return from == to || (is_floating(from) && is_floating(to));
 }
 
+// Used by one thread. Conversion happens on the host, so the bytes are the same from every device.
 class Staging {
  public:
-  static constexpr std::int64_t bytes = std::int64_t{4} << 20;
+  static constexpr std::int64_t bytes = std::int64_t{4} << 20;  // of each of its two buffers
 
-  // Calls put(offset, data, bytes) with the elements in `to`; offsets rise from 0 without holes.
+  // Calls put(offset, data, bytes) with the elements at `in` on `device`, in `to`; offsets rise
+  // from 0 without holes.
   using Put = std::function<void(std::uint64_t offset, const void* data, std::size_t bytes)>;
-  void store(const std::byte* in, std::int64_t count, DType from, DType to, const Put& put);
+  void store(const std::byte* in, Device device, std::int64_t count, DType from, DType to,
+             const Put& put);
 
-  // Calls get(offset, data, bytes) for the elements in `from` and leaves them at `out` in `to`.
+  // Calls get(offset, data, bytes) for the elements in `from` and leaves them at `out` on `device`,
+  // in `to`.
   using Get = std::function<void(std::uint64_t offset, void* data, std::size_t bytes)>;
-  void load(std::byte* out, std::int64_t count, DType from, DType to, const Get& get);
+  void load(std::byte* out, Device device, std::int64_t count, DType from, DType to,
+            const Get& get);
 
  private:
-  std::vector<std::byte> buffer_;  // allocated when something is converted
+  // Allocated on first use.
+  std::byte* transfer_buffer(Device device);
+  std::byte* conversion_buffer();
+
+  std::shared_ptr<std::byte> transfer_;  // elements as they are on a device, page-locked
+  DeviceType transfer_type_ = DeviceType::cpu;
+  std::shared_ptr<std::byte> conversion_;  // elements as they are in the file
 };
 
 }  // namespace tessera::checkpoint

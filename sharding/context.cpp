@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "engine/backend.h"
 #include "kernels/base/error.h"
 
 namespace tessera {
@@ -38,14 +39,15 @@ Tensor Context::gather_for_metrics(const Tensor& values, const data::TensorLoade
   const std::int64_t rows = std::min(loader.real_samples(), values.size(0));
   const std::size_t row_bytes =
       values.size(0) == 0 ? 0 : values.bytes() / static_cast<std::size_t>(values.size(0));
-  const std::string mine(reinterpret_cast<const char*>(values.data()),
-                         static_cast<std::size_t>(rows) * row_bytes);
+  const Device device = values.device();
+  std::string mine(static_cast<std::size_t>(rows) * row_bytes, '\0');
+  if (!mine.empty()) current_queue(device).copy_to_host(mine.data(), values.data(), mine.size());
   std::string all;
   for (const std::string& part : communicator_->exchange(mine, metrics_tag)) all += part;
   Shape shape = values.shape();
   shape[0] = row_bytes == 0 ? 0 : static_cast<std::int64_t>(all.size() / row_bytes);
-  Tensor result = Tensor::empty(shape, values.dtype());
-  if (!all.empty()) std::memcpy(result.data(), all.data(), all.size());
+  Tensor result = Tensor::empty(shape, values.dtype(), device);
+  if (!all.empty()) current_queue(device).copy_from_host(result.data(), all.data(), all.size());
   return result;
 }
 
@@ -70,19 +72,26 @@ void Context::barrier() const {
   communicator_->barrier(metrics_tag);
 }
 
-Context init() {
+Context init(Device device, const comm::ConnectOptions& options) {
   const comm::World world = comm::world_from_environment();
-  return {world, comm::connect(world)};
+  comm::ConnectOptions on_device = options;
+  on_device.device = device;
+  require_device(device);
+  backend_of(device.type).bind_thread(device);
+  auto communicator = comm::connect(world, on_device);
+  set_default_device(device);
+  return {world, std::move(communicator)};
 }
 
-void launch(int ranks, const std::function<void(Context&)>& fn) {
-  comm::run_local(ranks, [&](const std::shared_ptr<comm::Communicator>& communicator) {
+void launch(int ranks, const std::function<void(Context&)>& fn, Device device) {
+  const auto run_rank = [&](const std::shared_ptr<comm::Communicator>& communicator) {
     comm::World world;
     world.rank = world.local_rank = communicator->rank();
     world.size = world.local_size = communicator->size();
     Context context(world, communicator);
     fn(context);
-  });
+  };
+  comm::run_local(ranks, run_rank, {.device = device});
 }
 
 }  // namespace tessera

@@ -22,6 +22,8 @@ class Context {
   [[nodiscard]] int world_size() const { return communicator_->size(); }
   [[nodiscard]] bool is_main() const { return rank() == 0; }
   [[nodiscard]] const comm::World& world() const { return world_; }
+  // Where sharded modules live and this thread's new tensors go.
+  [[nodiscard]] Device device() const { return communicator_->device(); }
   [[nodiscard]] comm::Communicator& communicator() const { return *communicator_; }
 
   // The loader's samples dealt out to the ranks: in step s this rank sees global samples (s*world +
@@ -29,7 +31,7 @@ class Context {
   [[nodiscard]] data::TensorLoader prepare(const data::TensorLoader& loader) const;
   // Every rank's rows of `values` one after the other, in the order of the samples and without
   // those that only filled up the last batch; `values` are what this rank computed for the batch
-  // that `loader` gave last.
+  // that `loader` gave last. The result is on their device.
   [[nodiscard]] Tensor gather_for_metrics(const Tensor& values,
                                           const data::TensorLoader& loader) const;
 
@@ -45,9 +47,13 @@ class Context {
 };
 
 // The world that the environment describes (torchrun's variables); one rank when it describes none.
-Context init();
+// `device` becomes the calling thread's default device; several processes with GPUs name one each.
+// options.device is ignored.
+Context init(Device device = Device::cpu(), const comm::ConnectOptions& options = {});
 
 // Runs fn on `ranks` threads of this process, each a rank of its own; rethrows the first failure.
-void launch(int ranks, const std::function<void(Context&)>& fn);
+// On a GPU all of them share it: for tests and for comparing strategies. It is every thread's
+// default device.
+void launch(int ranks, const std::function<void(Context&)>& fn, Device device = Device::cpu());
 
 }  // namespace tessera

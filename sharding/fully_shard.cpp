@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "engine/launch.h"
+#include "engine/queue.h"
 #include "kernels/base/error.h"
 #include "sharding/runtime.h"
 
@@ -27,6 +28,26 @@ std::string bytes_of(const kernels::ExactSum& sum) {
 kernels::ExactSum sum_in(const std::string& bytes) {
   kernels::ExactSum sum;
   std::memcpy(&sum, bytes.data(), sizeof sum);
+  return sum;
+}
+
+// Of the gradients that a rank holds: all units' sums in one accumulator of the device's memory,
+// and one wait for it.
+kernels::ExactSum local_sum_of_squares(const Runtime& runtime) {
+  const Device device = runtime.device();
+  const Tensor accumulator = Tensor::zeros({sizeof(kernels::ExactSum)}, uint8, device);
+  for (const auto& unit : runtime.units()) {
+    for (const auto& parameter : unit->local_parameters()) {
+      const auto& data = parameter.tensor.impl();
+      if (!data->requires_grad || !data->grad_ready || parameter.tensor.elements() == 0) continue;
+      const Tensor gradient(data->grad);
+      TESSERA_LAUNCH(device, sum_of_squares,
+                     {gradient.data(), gradient.elements(), gradient.dtype(), data->grad_scale,
+                      reinterpret_cast<kernels::ExactSum*>(accumulator.data())});
+    }
+  }
+  kernels::ExactSum sum;
+  current_queue(device).copy_to_host(&sum, accumulator.data(), sizeof sum);
   return sum;
 }
 
@@ -114,19 +135,9 @@ std::vector<ShardedParameter> ShardedModel::sharded_parameters() const {
 }
 
 double ShardedModel::clip_grad_norm(double max_norm) {
-  kernels::ExactSum mine;
-  for (const auto& unit : runtime_->units()) {
-    for (const auto& parameter : unit->local_parameters()) {
-      const auto& data = parameter.tensor.impl();
-      if (!data->requires_grad || !data->grad_ready || parameter.tensor.elements() == 0) continue;
-      const Tensor gradient(data->grad);
-      TESSERA_LAUNCH(
-          Device::cpu(), sum_of_squares,
-          {gradient.data(), gradient.elements(), gradient.dtype(), data->grad_scale, &mine});
-    }
-  }
+  const std::string mine = bytes_of(local_sum_of_squares(*runtime_));
   kernels::ExactSum total;
-  for (const std::string& part : runtime_->shard_group().exchange(bytes_of(mine), norm_tag))
+  for (const std::string& part : runtime_->shard_group().exchange(mine, norm_tag))
     total.add(sum_in(part));
   const double norm = std::sqrt(total.value());
   if (max_norm > 0 && std::isfinite(norm) && norm > max_norm) {

@@ -2,7 +2,8 @@
 #include "sharding/runtime.h"
 
 #include <bit>
-#include <chrono>
+#include <cstdio>
+#include <exception>
 
 #include "kernels/base/error.h"
 
@@ -48,6 +49,16 @@ DType compute_dtype_of(const Tensor& parameter, const ShardingOptions& options) 
   return cast ? *options.param_dtype : parameter.dtype();
 }
 
+// Of a unit whose runtime ends. Nothing may leave a destructor: a GPU that has failed says so here
+// as well as to whoever waits for it.
+void release_at_end(comm::Buffer& buffer, const std::string& unit) {
+  try {
+    buffer.release();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "releasing the parameters of unit '%s': %s\n", unit.c_str(), error.what());
+  }
+}
+
 DType master_dtype_of(const Tensor& parameter) {
   const bool low = parameter.dtype() == bfloat16 || parameter.dtype() == float16;
   return low ? float32 : parameter.dtype();
@@ -56,7 +67,11 @@ DType master_dtype_of(const Tensor& parameter) {
 }  // namespace
 
 Runtime::Runtime(nn::Module& root, comm::Communicator& world, const ShardingOptions& options)
-    : options_(options), row_(row_of(options.strategy)), world_size_(world.size()) {
+    : options_(options),
+      row_(row_of(options.strategy)),
+      device_(world.device()),
+      world_size_(world.size()),
+      stalls_(device_) {
   shards_ = shards_of(row_, options_, world_size_);
   reduction_group_ = reduction_group_of(row_, options_.reduction_group, shards_, world_size_);
   for (const auto dtype : {options_.param_dtype, options_.reduce_dtype}) {
@@ -65,8 +80,8 @@ Runtime::Runtime(nn::Module& root, comm::Communicator& world, const ShardingOpti
   }
   connect(world);
   create_units(root);
-  gather_stream_ = std::make_unique<Stream>("gather");
-  reduce_stream_ = std::make_unique<Stream>("reduce");
+  gather_stream_ = std::make_unique<Stream>("gather", device_);
+  reduce_stream_ = std::make_unique<Stream>("reduce", device_);
 }
 
 Runtime::~Runtime() {
@@ -79,7 +94,7 @@ Runtime::~Runtime() {
     // A rank that leaves in the middle of a pass must not be waited for by those that go on to
     // their own end.
     if (unit->state == ParameterState::unsharded && unit->parameter_buffer)
-      unit->parameter_buffer->release();
+      release_at_end(*unit->parameter_buffer, unit->name());
     // The module may live on; what its parameters pointed into does not.
     unit->parameter_storage()->set_on_write(nullptr);
     unit->parameter_storage()->detach();
@@ -116,7 +131,7 @@ void Runtime::create_units(nn::Module& root) {
                        parameter.tensor.requires_grad()});
     }
     units_.push_back(std::make_unique<Unit>(modules[i].name, static_cast<int>(i), root, owned[i],
-                                            specs, shards_, gather_group_->rank()));
+                                            specs, shards_, gather_group_->rank(), device_));
     Unit& unit = *units_.back();
     if (unit.has_gradient()) {
       DType widest = DType::bfloat16;
@@ -174,6 +189,7 @@ bool Runtime::shares_pool(const Unit& unit) const {
 
 CommunicationStatistics Runtime::statistics() const {
   CommunicationStatistics result = statistics_;
+  result.exposed_seconds = stalls_.seconds();
   result.busy_seconds = gather_stream_->busy_seconds() + reduce_stream_->busy_seconds();
   return result;
 }
@@ -183,15 +199,22 @@ void Runtime::count_buffer(const comm::Buffer& buffer) {
   statistics_.buffer_bytes += buffer.bytes();
 }
 
-void Runtime::timed_wait(const Event& event) {
-  if (event.done()) {
-    event.wait();  // rethrows
-    return;
-  }
-  const auto begin = std::chrono::steady_clock::now();
-  event.wait();
-  statistics_.exposed_seconds +=
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+Event Runtime::enqueue(Stream& stream, std::function<void()> work) {
+  return stream.enqueue([this, work = std::move(work)] {
+    const comm::WorkerScope scope(*control_);
+    work();
+  });
+}
+
+void Runtime::run(Stream& stream, std::function<void()> work) {
+  const Event done = enqueue(stream, std::move(work));
+  const comm::RankWaits waits(*control_);
+  done.wait();
+}
+
+void Runtime::join(const Event& event) {
+  const comm::RankWaits waits(*control_);
+  stalls_.join(event);
 }
 
 }  // namespace tessera

@@ -4,6 +4,12 @@
 // stream casts, publishes and waits for parameters; the reduce stream sums gradients. Gathers and
 // reductions have a communicator each, so that neither waits in the other's queue. All decisions
 // are taken on the compute stream in program order, so every rank takes the same.
+//
+// On a GPU each of the three has a queue, and what one needs of another is a join, in one place:
+// side streams begin after what the compute stream had put into its queue (Stream::enqueue); the
+// compute stream joins a gather in await_gather(), a buffer that has been reduced before it writes
+// into it again (provide_gradient, add_to_unsynchronised), and the last reduction at the end of a
+// backward. Memory goes back to the pool on the compute stream, after its join.
 #pragma once
 
 #include <functional>
@@ -31,6 +37,7 @@ class Runtime {
   [[nodiscard]] int world_size() const { return world_size_; }
   [[nodiscard]] int replicas() const { return world_size_ / shards_; }
   [[nodiscard]] int replica() const { return replica_; }
+  [[nodiscard]] Device device() const { return device_; }
   // The ranks that hold one copy between them; for small messages of the compute stream.
   [[nodiscard]] comm::Communicator& shard_group() { return *control_; }
 
@@ -80,7 +87,10 @@ class Runtime {
 
   void allocate_partial_sums();
   void count_buffer(const comm::Buffer& buffer);
-  void timed_wait(const Event& event);
+  // Work for a side stream, and the compute stream's wait for it.
+  Event enqueue(Stream& stream, std::function<void()> work);
+  void run(Stream& stream, std::function<void()> work);
+  void join(const Event& event);
 
   struct GradientBuffer {
     std::shared_ptr<comm::Buffer> buffer;
@@ -89,6 +99,7 @@ class Runtime {
 
   ShardingOptions options_;
   StrategyRow row_;
+  Device device_;
   int world_size_ = 1;
   int shards_ = 1;
   int replica_ = 0;
@@ -114,6 +125,7 @@ class Runtime {
   bool end_expected_ = false;
   std::uint64_t pass_ = 0;
   CommunicationStatistics statistics_;
+  StallClock stalls_;
   std::vector<nn::Module*> hooked_;
   std::unique_ptr<Stream> gather_stream_;  // last: their threads stop before what they use goes
   std::unique_ptr<Stream> reduce_stream_;

@@ -1,6 +1,4 @@
 // Memory for gradients, their reduction, and the end of a backward.
-#include <cstring>
-
 #include "engine/autograd.h"
 #include "engine/launch.h"
 #include "kernels/base/error.h"
@@ -43,7 +41,7 @@ std::shared_ptr<comm::Buffer> Runtime::allocate_gradient(const Unit& unit, std::
   // The ranks that are summed first are those that must see the memory.
   comm::Communicator& group = shards_ == 1 ? *reduce_replicas_ : *reduce_group_;
   std::shared_ptr<comm::Buffer> buffer;
-  reduce_stream_->run([&] {
+  run(*reduce_stream_, [&] {
     buffer = group.allocate(unit.is_root() ? "root gradients" : "gradients", bytes,
                             comm::Sharing::per_rank);
     group.acquire(*buffer);
@@ -73,7 +71,7 @@ void Runtime::provide_gradient(Unit& unit) {
         allocate_gradient(unit, own ? unit.gradient_buffer_bytes() : pool_gradient_bytes_);
     if (own) unit.own_gradient_buffer = unit.gradient_buffer;
   }
-  timed_wait(writable);
+  join(writable);
   unit.gradient_storage()->attach(unit.gradient_buffer->data());
   unit.zero_gradient_gaps();
 }
@@ -112,11 +110,10 @@ void Runtime::add_to_unsynchronised(Unit& unit) {
   if (!unit.unsynchronised) {
     unit.unsynchronised = allocate_gradient(unit, static_cast<std::size_t>(count) * size_of(dtype));
   }
-  timed_wait(unit.unsynchronised_writable);
-  kernels_of(Device::cpu())
-      .cast({unit.gradient_storage()->data(), unit.unsynchronised->data(), count,
-             unit.gradient_dtype(), dtype, 1.0f, unit.unsynchronised_is_set},
-            {});
+  join(unit.unsynchronised_writable);
+  TESSERA_LAUNCH(device_, cast,
+                 {unit.gradient_storage()->data(), unit.unsynchronised->data(), count,
+                  unit.gradient_dtype(), dtype, 1.0f, unit.unsynchronised_is_set});
   unit.unsynchronised_is_set = true;
 }
 
@@ -152,9 +149,9 @@ void Runtime::enqueue_reduction(Unit& unit, const std::shared_ptr<comm::Buffer>&
       reduce_replicas_->all_reduce(*partial_sums_, count, unit.gradient_shard().data(), last, tag);
     };
   }
-  last_reduction_ = reduce_stream_->enqueue(std::move(work));
+  last_reduction_ = enqueue(*reduce_stream_, std::move(work));
   comm::Communicator& group = shards_ == 1 ? *reduce_replicas_ : *reduce_group_;
-  writable_again_ = reduce_stream_->enqueue([&group, buffer] { group.acquire(*buffer); });
+  writable_again_ = enqueue(*reduce_stream_, [&group, buffer] { group.acquire(*buffer); });
   if (buffer == unit.unsynchronised) unit.unsynchronised_writable = writable_again_;
   unit.mark_gradient_set();
 
@@ -169,7 +166,7 @@ void Runtime::allocate_partial_sums() {
     largest = std::max(largest,
                        static_cast<std::size_t>(unit->local_gradient_elements()) * sizeof(double));
   }
-  reduce_stream_->run([&] {
+  run(*reduce_stream_, [&] {
     partial_sums_ = reduce_replicas_->allocate("partial sums", largest, comm::Sharing::per_rank);
   });
   count_buffer(*partial_sums_);
@@ -204,7 +201,7 @@ void Runtime::at_end_of_backward() {
     if (synchronise_ && (*it)->unsynchronised_is_set) reduce_unsynchronised(**it);
     (*it)->pending_backwards = 0;
   }
-  timed_wait(last_reduction_);
+  join(last_reduction_);
   if (row_.unsharded != Unsharded::until_step) {
     for (const auto& unit : units_) reshard(*unit);
   }

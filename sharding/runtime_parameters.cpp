@@ -65,7 +65,7 @@ void Runtime::gather(Unit& unit, comm::Phase phase) {
     buffer = unit.own_parameter_buffer;
   } else {
     const std::size_t bytes = shares_pool(unit) ? pool_parameter_bytes_ : unit.layout().bytes();
-    gather_stream_->run(
+    run(*gather_stream_,
         [&] { buffer = gather_group_->allocate("parameters", bytes, comm::Sharing::one_copy); });
     count_buffer(*buffer);
     if (shares_pool(unit)) {
@@ -77,11 +77,11 @@ void Runtime::gather(Unit& unit, comm::Phase phase) {
   unit.parameter_buffer = buffer;
   unit.state = ParameterState::gathering;
   const comm::Tag tag{pass_, static_cast<std::uint32_t>(unit.index()), phase};
-  unit.gathered = gather_stream_->enqueue([this, &unit, buffer, tag] {
+  unit.gathered = enqueue(*gather_stream_, [this, &unit, buffer, tag] {
     gather_group_->acquire(*buffer);
     unit.write_share(buffer->data() +
                      static_cast<std::size_t>(unit.shard()) * unit.layout().share_bytes());
-    gather_group_->all_gather(*buffer, tag);
+    gather_group_->all_gather(*buffer, unit.layout().bytes(), tag);
   });
   if (shards_ == 1) return;  // a cast of this rank's own
   ++statistics_.collectives;
@@ -90,7 +90,7 @@ void Runtime::gather(Unit& unit, comm::Phase phase) {
 
 void Runtime::await_gather(Unit& unit) {
   if (unit.state != ParameterState::gathering) return;
-  timed_wait(unit.gathered);
+  join(unit.gathered);
   unit.parameter_storage()->attach(unit.parameter_buffer->data());
   unit.state = ParameterState::unsharded;
 }

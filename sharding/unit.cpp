@@ -2,9 +2,9 @@
 #include "sharding/unit.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "engine/launch.h"
+#include "engine/queue.h"
 #include "kernels/base/error.h"
 
 namespace tessera {
@@ -21,28 +21,39 @@ DType sum_dtype(const UnitLayout& layout) {
 }
 
 // Values of a `meta` parameter, rounded to its own dtype first as those of one in memory are.
-void fill_as(const Tensor& source, ElementRange part, std::byte* out, DType dtype) {
+void fill_as(const Tensor& source, ElementRange part, std::byte* out, DType dtype, Device device) {
   const Initializer& initializer = *source.impl()->initializer;
   if (source.dtype() == dtype) {
-    initializer.fill(out, dtype, part.first, part.count);
+    initializer.fill(out, dtype, part.first, part.count, device);
     return;
   }
-  const Tensor rounded = Tensor::empty({part.count}, source.dtype(), Device::cpu());
-  initializer.fill(rounded.data(), source.dtype(), part.first, part.count);
-  kernels_of(Device::cpu())
-      .cast({rounded.data(), out, part.count, source.dtype(), dtype, 1.0f, false}, {});
+  const Tensor rounded = Tensor::empty({part.count}, source.dtype(), device);
+  initializer.fill(rounded.data(), source.dtype(), part.first, part.count, device);
+  TESSERA_LAUNCH(device, cast,
+                 {rounded.data(), out, part.count, source.dtype(), dtype, 1.0f, false});
+}
+
+// Elements of a tensor as one of their own, on `device`.
+Tensor part_on(Device device, const Tensor& source, ElementRange part) {
+  const std::size_t offset =
+      source.impl()->offset + static_cast<std::size_t>(part.first) * size_of(source.dtype());
+  return Tensor::view_of(source.storage(), offset, {part.count}, source.dtype()).to(device);
 }
 
 }  // namespace
 
 Unit::Unit(std::string name, int index, nn::Module& root,
            const std::vector<nn::NamedParameter>& parameters,
-           const std::vector<ParameterSpec>& specs, int shards, int shard)
-    : name_(std::move(name)), index_(index), layout_(specs, shards), shard_(shard) {
+           const std::vector<ParameterSpec>& specs, int shards, int shard, Device device)
+    : name_(std::move(name)),
+      index_(index),
+      layout_(specs, shards),
+      shard_(shard),
+      device_(device) {
   for (std::size_t s = 0; s < layout_.segments().size(); ++s) {
     const auto& segment = layout_.segments()[s];
     const ElementRange range = layout_.local(static_cast<int>(s), shard_);
-    masters_.push_back(Tensor::zeros({range.count}, segment.master_dtype, Device::cpu()));
+    masters_.push_back(Tensor::zeros({range.count}, segment.master_dtype, device_));
     if (!segment.trainable) continue;
     local_segments_.push_back({static_cast<int>(s), range, local_gradient_elements_});
     local_gradient_elements_ +=
@@ -52,7 +63,7 @@ Unit::Unit(std::string name, int index, nn::Module& root,
   const auto& segments = layout_.segments();
   computes_on_master_ =
       shards == 1 && segments.size() == 1 && segments[0].compute_dtype == segments[0].master_dtype;
-  parameters_ = Storage::lent(layout_.bytes(), Device::cpu(),
+  parameters_ = Storage::lent(layout_.bytes(), device_,
                               name_.empty() ? std::string("the root unit") : "unit " + name_);
   if (computes_on_master_) {
     parameters_->attach(masters_[0].data());
@@ -87,11 +98,10 @@ void Unit::fill_master(const std::vector<nn::NamedParameter>& parameters) {
           source.impl()->initializer != nullptr,
           "parameter {} is on `meta` and has no initializer; make it with nn::make_parameter",
           parameters[i].name);
-      fill_as(source, part, out, dtype);
+      fill_as(source, part, out, dtype, device_);
     } else {
-      const std::byte* in =
-          source.data() + static_cast<std::size_t>(part.first) * size_of(source.dtype());
-      kernels_of(Device::cpu()).cast({in, out, part.count, source.dtype(), dtype, 1.0f, false}, {});
+      const Tensor in = part_on(device_, source, part);
+      TESSERA_LAUNCH(device_, cast, {in.data(), out, part.count, in.dtype(), dtype, 1.0f, false});
     }
   }
 }
@@ -126,12 +136,11 @@ void Unit::write_share(std::byte* share) const {
                            static_cast<std::size_t>(range.first) * size_of(segment.compute_dtype);
     std::byte* out = share + (at - share_begin);
     if (segment.compute_dtype == segment.master_dtype) {
-      std::memcpy(out, masters_[s].data(), masters_[s].bytes());
+      current_queue(device_).copy(out, masters_[s].data(), masters_[s].bytes());
     } else {
-      kernels_of(Device::cpu())
-          .cast({masters_[s].data(), out, range.count, segment.master_dtype, segment.compute_dtype,
-                 1.0f, false},
-                {});
+      TESSERA_LAUNCH(device_, cast,
+                     {masters_[s].data(), out, range.count, segment.master_dtype,
+                      segment.compute_dtype, 1.0f, false});
     }
   }
 }
@@ -139,7 +148,7 @@ void Unit::write_share(std::byte* share) const {
 void Unit::create_gradient_views(DType dtype) {
   gradient_dtype_ = dtype;
   gradients_ = Storage::lent(
-      gradient_buffer_bytes(), Device::cpu(),
+      gradient_buffer_bytes(), device_,
       "the gradient of " + (name_.empty() ? std::string("the root unit") : "unit " + name_));
   for (std::size_t i = 0; i < views_.size(); ++i) {
     const auto& slot = layout_.slots()[i];
@@ -156,8 +165,9 @@ void Unit::create_gradient_views(DType dtype) {
 
 void Unit::zero_gradient_gaps() {
   for (const ElementRange& gap : layout_.gradient_gaps()) {
-    std::memset(gradients_->data() + static_cast<std::size_t>(gap.first) * size_of(gradient_dtype_),
-                0, static_cast<std::size_t>(gap.count) * size_of(gradient_dtype_));
+    const std::size_t element = size_of(gradient_dtype_);
+    current_queue(device_).zero(gradients_->data() + static_cast<std::size_t>(gap.first) * element,
+                                static_cast<std::size_t>(gap.count) * element);
   }
 }
 
@@ -165,7 +175,7 @@ void Unit::complete_gradient() {
   for (std::size_t i = 0; i < views_.size(); ++i) {
     if (!gradient_views_[i]) continue;
     if (!views_[i].impl()->grad_ready) {
-      std::memset(gradient_views_[i].data(), 0, gradient_views_[i].bytes());
+      current_queue(device_).zero(gradient_views_[i].data(), gradient_views_[i].bytes());
     }
     views_[i].impl()->grad_ready = false;
   }
@@ -186,7 +196,7 @@ std::vector<comm::ReducedRange> Unit::reduced_ranges(std::byte* out) const {
 Tensor& Unit::gradient_shard() {
   if (gradient_shard_) return gradient_shard_;
   const DType dtype = sum_dtype(layout_);
-  gradient_shard_ = Tensor::zeros({local_gradient_elements_}, dtype, Device::cpu());
+  gradient_shard_ = Tensor::zeros({local_gradient_elements_}, dtype, device_);
   for (std::size_t i = 0; i < local_.size(); ++i) {
     const auto& slot = layout_.slots()[i];
     if (!slot.spec.trainable) continue;
@@ -217,7 +227,7 @@ void Unit::prepare_to_accumulate() {
     if (data->grad_ready) {
       (void)parameter.tensor.grad();  // multiplies what clipping left for later
     } else {
-      std::memset(Tensor(data->grad).data(), 0, Tensor(data->grad).bytes());
+      current_queue(device_).zero(Tensor(data->grad).data(), Tensor(data->grad).bytes());
     }
   }
 }

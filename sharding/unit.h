@@ -21,10 +21,11 @@ enum class ParameterState : std::uint8_t { sharded, gathering, unsharded };
 class Unit {
  public:
   // Takes the module's parameters: fills the master shard with this shard's part of their values
-  // (or draws it, for `meta` parameters) and puts views of a lent storage in their place.
+  // (or draws it, for `meta` parameters) and puts views of a lent storage in their place. Master
+  // shard and views lie on `device`, wherever the parameters did.
   Unit(std::string name, int index, nn::Module& root,
        const std::vector<nn::NamedParameter>& parameters, const std::vector<ParameterSpec>& specs,
-       int shards, int shard);
+       int shards, int shard, Device device);
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;
 
@@ -47,7 +48,8 @@ class Unit {
   // Whether the master shard itself serves as the unsharded parameters (one shard, nothing to
   // cast): never gathered.
   [[nodiscard]] bool computes_on_master() const { return computes_on_master_; }
-  // Writes this shard's share of the flat buffer, cast to the compute dtype.
+  // Writes this shard's share of the flat buffer, cast to the compute dtype, in the calling
+  // thread's current queue.
   void write_share(std::byte* share) const;
 
   // The lent storage behind the views.
@@ -104,6 +106,7 @@ class Unit {
   int index_;
   UnitLayout layout_;
   int shard_;
+  Device device_;
   bool computes_on_master_ = false;
   std::vector<Tensor> masters_;  // one a segment, this shard's part
   std::shared_ptr<Storage> parameters_;

@@ -6,6 +6,10 @@
 // a side stream's worker. Calls on one communicator must come from one thread at a time and in the
 // same order on every rank; use duplicate() for a second, independent channel. A communicator is
 // used by the threads of one rank only.
+//
+// On a GPU, buffers and outputs are the memory of device(), and "written", "read" and "complete"
+// mean in the order of the calling thread's current queue of that device (engine/queue.h): a call
+// returns when its work is in that queue, behind what it depends on, of other ranks too.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/device.h"
 #include "kernels/base/dtype.h"
 
 namespace tessera::comm {
@@ -44,14 +49,15 @@ enum class Sharing : std::uint8_t {
   per_rank,  // a region for each rank, readable by all: reduce-scatter sources
 };
 
-// Collective memory, zero-filled, aligned to 4096 bytes. Owned by the caller, freed with the last
-// reference.
+// Collective memory, zero-filled, aligned to 4096 bytes (256 on a GPU). Owned by the caller, freed
+// with the last reference.
 //
 // Protocol: a writer calls acquire(), which waits until every rank has released the buffer's last
 // contents; writes (its share of a one_copy buffer, its own region of a per_rank one); then calls
 // the collective that publishes the contents. After all_gather each rank reads in place and calls
-// release() once when it no longer does, from any thread. reduce_scatter and all_reduce release by
-// themselves. Violations are logic_errors.
+// release() once when it no longer does, from any thread (on a GPU: when the reads are in that
+// thread's current queue). reduce_scatter and all_reduce release by themselves. Violations are
+// logic_errors.
 class Buffer {
  public:
   virtual ~Buffer() = default;
@@ -71,12 +77,20 @@ struct Reduction {
   bool accumulate = false;  // add to what out holds
 };
 
-// A contiguous run of elements of a per_rank buffer and where its sum goes (host memory of this
-// rank).
+// A contiguous run of elements of a per_rank buffer and where its sum goes (memory of the
+// communicator's device).
 struct ReducedRange {
   std::int64_t first = 0;  // element index in the buffer, in units of in_dtype
   std::int64_t count = 0;
   void* out = nullptr;
+};
+
+// What the threads of a rank do beside waiting in a collective.
+enum class Activity : std::uint8_t {
+  worker_begins,  // work for the rank on another thread than its own (a side stream's worker)
+  worker_ends,
+  rank_waits,  // the rank's own thread waits for such work
+  rank_goes_on,
 };
 
 class Communicator {
@@ -86,6 +100,8 @@ class Communicator {
   [[nodiscard]] virtual int rank() const = 0;
   [[nodiscard]] virtual int size() const = 0;
   [[nodiscard]] virtual std::string_view backend() const = 0;
+  // Where buffers lie and sums are computed.
+  [[nodiscard]] virtual Device device() const = 0;
 
   // Collective: every rank asks for the same name, bytes and sharing.
   virtual std::shared_ptr<Buffer> allocate(std::string_view name, std::size_t bytes,
@@ -94,9 +110,10 @@ class Communicator {
   // Waits until this rank may write `buffer` again (all ranks have released its last contents).
   virtual void acquire(Buffer& buffer) = 0;
 
-  // Publishes this rank's share, bytes [rank*n/size, (rank+1)*n/size) of n = buffer.bytes(), of a
-  // one_copy buffer; returns when every rank's share can be read. n must be a multiple of size.
-  virtual void all_gather(Buffer& buffer, Tag tag) = 0;
+  // Publishes this rank's share, bytes [rank*n/size, (rank+1)*n/size) of the first n = `bytes` of a
+  // one_copy buffer; returns when every rank's share can be read. n must be a multiple of size and
+  // at most buffer.bytes(): a pooled buffer may be larger than what is gathered in it.
+  virtual void all_gather(Buffer& buffer, std::size_t bytes, Tag tag) = 0;
 
   // Sums the ranks' regions in the fixed order over this rank's `ranges` (other ranks name others;
   // none is allowed). Returns when this rank's sums are complete; the region may be written again
@@ -125,6 +142,41 @@ class Communicator {
   // with this rank's number and reason. Callable from any thread, at any time, also during another
   // call. Never throws.
   virtual void abort(std::string_view reason) noexcept = 0;
+
+  // Lets a standstill be told from work: when every rank waits for another in some call and none
+  // has moved for ConnectOptions::standstill_timeout, all of them throw Error(rank_failed) with the
+  // calls that they wait in. A rank stands still when its own thread (the one that connected, or
+  // that run_local started) and all of its workers wait. Threads that do not tell are not counted:
+  // no rank may depend, for that long, on what only such a thread will do.
+  virtual void note(Activity) noexcept {}
+};
+
+// A worker's work for its rank, on the worker's thread.
+class WorkerScope {
+ public:
+  explicit WorkerScope(Communicator& communicator) : communicator_(communicator) {
+    communicator_.note(Activity::worker_begins);
+  }
+  ~WorkerScope() { communicator_.note(Activity::worker_ends); }
+  WorkerScope(const WorkerScope&) = delete;
+  WorkerScope& operator=(const WorkerScope&) = delete;
+
+ private:
+  Communicator& communicator_;
+};
+
+// The rank's own thread waits for its workers.
+class RankWaits {
+ public:
+  explicit RankWaits(Communicator& communicator) : communicator_(communicator) {
+    communicator_.note(Activity::rank_waits);
+  }
+  ~RankWaits() { communicator_.note(Activity::rank_goes_on); }
+  RankWaits(const RankWaits&) = delete;
+  RankWaits& operator=(const RankWaits&) = delete;
+
+ private:
+  Communicator& communicator_;
 };
 
 }  // namespace tessera::comm

@@ -5,7 +5,9 @@
 
 #include <cerrno>
 
+#include "engine/backend.h"
 #include "kernels/base/error.h"
+#include "sharding/comm/nccl.h"
 #include "sharding/comm/rendezvous.h"
 #include "sharding/comm/shared_communicator.h"
 #include "sharding/comm/single_process.h"
@@ -79,10 +81,11 @@ JobHandles make_job(const World& world, std::chrono::milliseconds timeout) {
 }  // namespace
 
 std::shared_ptr<Communicator> connect(const World& world, const ConnectOptions& options) {
+  require_device(options.device);
+  if (options.device.type != DeviceType::cpu && world.size > 1) return connect_nccl(world, options);
   check_world(world);
-  const auto timeout = collective_timeout(options);
   if (world.size == 1) {
-    const SingleProcess process(1, timeout);
+    const SingleProcess process(1, options);
     return process.world_of(process.job_of(0));
   }
   JobHandles handles = world.rank == 0 ? make_job(world, options.rendezvous_timeout)
@@ -97,7 +100,8 @@ std::shared_ptr<Communicator> connect(const World& world, const ConnectOptions& 
                  .block_owner = memory,
                  .arena = std::move(arena),
                  .watch = std::make_unique<ProcessWatch>(std::move(handles.processes)),
-                 .timeout = timeout});
+                 .timeout = collective_timeout(options),
+                 .standstill_timeout = options.standstill_timeout});
   return make_world(job, block->world_group);
 }
 

@@ -27,6 +27,24 @@ std::size_t mailboxes_offset(int size) {
   return round_up(places_offset() + sizeof(GroupRank) * static_cast<std::size_t>(size), page_bytes);
 }
 
+std::unique_ptr<Segment> map_block(const std::shared_ptr<Arena>& arena, std::uint64_t where,
+                                   int size) {
+  const std::size_t bytes = GroupBlock::bytes_for(size);
+  return std::make_unique<Segment>(arena, where, bytes, arena->map(where, bytes));
+}
+
+// A thread that waits for other ranks, for the rank's standstill watch.
+class Waits {
+ public:
+  explicit Waits(StandstillWatch& watch) : watch_(watch) { watch_.begin_wait(); }
+  ~Waits() { watch_.end_wait(); }
+  Waits(const Waits&) = delete;
+  Waits& operator=(const Waits&) = delete;
+
+ private:
+  StandstillWatch& watch_;
+};
+
 }  // namespace
 
 std::size_t GroupBlock::bytes_for(int size) {
@@ -41,12 +59,13 @@ GroupBlock* GroupBlock::create(std::byte* memory, int size) {
   return block;
 }
 
-Group::Group(std::shared_ptr<Job> job, std::unique_ptr<Segment> segment, std::vector<int> members,
+Group::Group(std::shared_ptr<Job> job, std::uint64_t where, std::vector<int> members,
              std::string name)
     : job_(std::move(job)),
-      segment_(std::move(segment)),
+      segment_(map_block(job_->arena(), where, static_cast<int>(members.size()))),
       members_(std::move(members)),
       name_(std::move(name)) {
+  if (const auto& parts = job_->device_parts()) points_ = parts->points_of_group(where, size());
   const auto self = std::find(members_.begin(), members_.end(), job_->rank());
   TESSERA_REQUIRE(self != members_.end(), "rank {} is no member of the group '{}'", job_->rank(),
                   name_);
@@ -61,13 +80,6 @@ std::uint64_t Group::reserve_block(Arena& arena, int size) {
   GroupBlock::create(memory, size);
   arena.unmap(memory, bytes);
   return where;
-}
-
-std::unique_ptr<Segment> Group::map_block(const std::shared_ptr<Arena>& arena, std::uint64_t where,
-                                          int size) {
-  const std::size_t bytes = GroupBlock::bytes_for(size);
-  std::byte* memory = arena->map(where, bytes);
-  return std::make_unique<Segment>(arena, where, bytes, memory);
 }
 
 GroupRank& Group::place(int rank) const {
@@ -100,6 +112,12 @@ void Group::meet(const Call& call, std::string_view message_part, std::uint64_t 
     wait(call, awaited);
   }
   compare_calls(call);
+}
+
+void Group::meet_with_queues(const Call& call) {
+  if (points_) points_->post(rank_, round_ + 1);
+  meet(call);
+  if (points_) points_->await(round_);
 }
 
 std::uint64_t Group::message_bytes(int rank) const {
@@ -147,6 +165,7 @@ void Group::wait(const Call& call, const std::function<bool(int)>& awaited) {
     if (!pause.pause()) break;
   }
   const bool between_processes = job_->arena()->between_processes();
+  const Waits waits(job_->standstill());
   Watch watch;
   while (!block().wait_point.sleep(between_processes, watch_interval, done)) {
     check(call);
@@ -192,6 +211,9 @@ void Group::look_after_peers(const Call& call, const std::function<bool(int)>& a
       fail_with(call,
                 fmt::format("{} left '{}' because of an exception", names_of(unwound), name_));
     }
+  }
+  if (const auto standstill = job_->look_for_standstill(describe_here(call))) {
+    fail_with(call, *standstill);
   }
   if (!missing.empty() && now - watch.begin > job_->timeout()) {
     std::string last;

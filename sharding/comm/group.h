@@ -19,6 +19,7 @@
 
 #include "sharding/comm/arena.h"
 #include "sharding/comm/call.h"
+#include "sharding/comm/device_parts.h"
 #include "sharding/comm/job.h"
 #include "sharding/comm/waiting.h"
 
@@ -49,17 +50,14 @@ struct alignas(64) GroupBlock : SegmentHeader {
 
 class Group {
  public:
-  // `members` are the job's ranks in this group's order; `block` is the memory that
+  // `members` are the job's ranks in this group's order; `block` is the memory at `where` that
   // GroupBlock::create prepared.
-  Group(std::shared_ptr<Job> job, std::unique_ptr<Segment> block, std::vector<int> members,
-        std::string name);
+  Group(std::shared_ptr<Job> job, std::uint64_t where, std::vector<int> members, std::string name);
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
   // Makes a range for a group of `size` ranks, ready for each member's Group; one of them calls it.
   static std::uint64_t reserve_block(Arena& arena, int size);
-  static std::unique_ptr<Segment> map_block(const std::shared_ptr<Arena>& arena,
-                                            std::uint64_t where, int size);
 
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return static_cast<int>(members_.size()); }
@@ -70,6 +68,9 @@ class Group {
   // One round: posts the call, waits for everybody, and checks that all are in the same call. After
   // it, and until this rank's next-but-one round, what the ranks wrote before they met can be read.
   void meet(const Call& call, std::string_view message_part = {}, std::uint64_t message_bytes = 0);
+  // A round of ranks and, on a GPU, of their current queues: what any of the ranks has put into its
+  // queue comes before what this thread puts into its own from now on.
+  void meet_with_queues(const Call& call);
   // What `rank` posted in the round that has just been.
   [[nodiscard]] std::uint64_t message_bytes(int rank) const;
   [[nodiscard]] std::string_view mailbox(int rank) const;
@@ -101,6 +102,7 @@ class Group {
 
   std::shared_ptr<Job> job_;
   std::unique_ptr<Segment> segment_;
+  std::shared_ptr<RoundPoints> points_;  // null on the CPU; goes before the segment that names it
   std::vector<int> members_;
   std::string name_;
   int rank_ = -1;

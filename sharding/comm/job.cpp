@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <exception>
+#include <map>
 #include <new>
 #include <thread>
 
 #include "kernels/base/error.h"
+#include "sharding/comm/device_parts.h"
 
 namespace tessera::comm {
 
@@ -20,12 +22,18 @@ JobBlock* JobBlock::create(std::byte* memory, int size) {
 }
 
 Job::Job(Parts parts)
-    : parts_(std::move(parts)), may_spin_(sysconf(_SC_NPROCESSORS_ONLN) >= parts_.block->size) {}
+    : parts_(std::move(parts)),
+      may_spin_(sysconf(_SC_NPROCESSORS_ONLN) >= parts_.block->size),
+      standstill_(parts_.standstill_timeout) {}
 
 // A rank that ends by an exception has not left in good order: to the others it is dead when its
 // process ends.
 Job::~Job() {
   if (std::uncaught_exceptions() == 0) leave();
+}
+
+Device Job::device() const {
+  return parts_.device_parts ? parts_.device_parts->device() : Device::cpu();
 }
 
 std::string Job::name_of_rank(int rank) const {
@@ -39,6 +47,33 @@ std::vector<int> Job::dead_ranks() const {
   std::vector<int> dead = parts_.watch->ended();
   std::erase_if(dead, [this](int rank) { return has_left(rank); });
   return dead;
+}
+
+std::optional<std::string> Job::look_for_standstill(std::string_view call) {
+  std::vector<const StandingRank*> present;
+  for (int rank = 0; rank < size(); ++rank) {
+    if (!has_left(rank)) present.push_back(&parts_.block->rank(rank).standing);
+  }
+  StandingRank& own = parts_.block->rank(parts_.rank).standing;
+  if (!standstill_.all_stand(call, own, present)) return std::nullopt;
+  return describe_standstill();
+}
+
+std::string Job::describe_standstill() const {
+  std::map<std::string, std::string> ranks_by_calls;
+  for (int rank = 0; rank < size(); ++rank) {
+    if (has_left(rank)) continue;
+    std::string& ranks = ranks_by_calls[parts_.block->rank(rank).standing.get_calls()];
+    ranks += (ranks.empty() ? "" : ", ") + name_of_rank(rank);
+  }
+  std::string who;
+  for (const auto& [calls, ranks] : ranks_by_calls) {
+    who += fmt::format("{}{} in {}", who.empty() ? "" : "; ", ranks, calls);
+  }
+  return fmt::format(
+      "all ranks wait for one another, and none has moved for {:.1f} s: {}; every rank must make "
+      "the same calls in the same order",
+      std::chrono::duration<double>(standstill_.limit()).count(), who);
 }
 
 void Job::record_failure(std::string_view text) noexcept {

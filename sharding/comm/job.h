@@ -11,9 +11,13 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/device.h"
 #include "sharding/comm/arena.h"
+#include "sharding/comm/standstill.h"
 
 namespace tessera::comm {
+
+class DeviceParts;
 
 // The first failure of the job. All ranks report this one: what follows from it would hide the
 // cause.
@@ -27,6 +31,7 @@ struct FailureRecord {
 struct alignas(64) JobRank {
   std::atomic<std::uint32_t> left{0};  // it has ended in good order
   std::int32_t pid = 0;
+  StandingRank standing;
 };
 
 // The job's memory that all ranks see, followed by a JobRank for each.
@@ -64,6 +69,8 @@ class Job {
     std::shared_ptr<Arena> arena;
     std::unique_ptr<PeerWatch> watch;  // none: ranks are threads
     std::chrono::milliseconds timeout{0};
+    std::chrono::milliseconds standstill_timeout{0};
+    std::shared_ptr<DeviceParts> device_parts{};  // of ranks that share a GPU; none: on the CPU
   };
 
   explicit Job(Parts parts);
@@ -76,6 +83,11 @@ class Job {
   [[nodiscard]] std::string_view backend() const { return parts_.backend; }
   [[nodiscard]] const std::shared_ptr<Arena>& arena() const { return parts_.arena; }
   [[nodiscard]] std::chrono::milliseconds timeout() const { return parts_.timeout; }
+  // Null on the CPU.
+  [[nodiscard]] const std::shared_ptr<DeviceParts>& device_parts() const {
+    return parts_.device_parts;
+  }
+  [[nodiscard]] Device device() const;
   // Whether there is a core for every rank.
   [[nodiscard]] bool may_spin() const { return may_spin_; }
 
@@ -90,6 +102,11 @@ class Job {
   // Ranks whose process ended without leaving.
   [[nodiscard]] std::vector<int> dead_ranks() const;
 
+  [[nodiscard]] StandstillWatch& standstill() { return standstill_; }
+  // Called now and then by a thread that waits in `call`. When all ranks wait for one another and
+  // none moves: who waits in what.
+  [[nodiscard]] std::optional<std::string> look_for_standstill(std::string_view call);
+
   [[nodiscard]] bool failed() const {
     return parts_.block->failure.state.load(std::memory_order_acquire) != FailureRecord::none;
   }
@@ -100,8 +117,11 @@ class Job {
   [[nodiscard]] std::string failure_text() const;
 
  private:
+  [[nodiscard]] std::string describe_standstill() const;
+
   Parts parts_;
   bool may_spin_;
+  StandstillWatch standstill_;
 };
 
 // Throws Error(rank_failed) with the job's first failure; `where` says what this rank was doing.

@@ -7,12 +7,12 @@
 #include <thread>
 #include <vector>
 
+#include "engine/backend.h"
 #include "kernels/base/error.h"
 #include "kernels/base/parallel.h"
 #include "sharding/comm/job.h"
 #include "sharding/comm/shared_communicator.h"
 #include "sharding/comm/single_process.h"
-#include "sharding/comm/timeout.h"
 #include "sharding/comm/world.h"
 
 namespace tessera::comm {
@@ -42,10 +42,13 @@ int compute_threads_of_a_rank(int ranks) {
 }
 
 void run_rank(const SingleProcess& process, const std::shared_ptr<Job>& job,
-              const std::function<void(const std::shared_ptr<Communicator>&)>& fn,
+              const std::function<void(const std::shared_ptr<Communicator>&)>& fn, Device device,
               FirstException& first) {
   try {
+    backend_of(device.type).bind_thread(device);
+    set_default_device(device);
     fn(process.world_of(job));
+    current_queue(device).synchronize();  // throws what a kernel has met
     job->leave();
   } catch (const std::exception& exception) {
     first.keep(std::current_exception());
@@ -61,7 +64,7 @@ void run_rank(const SingleProcess& process, const std::shared_ptr<Job>& job,
 void run_local(int ranks, const std::function<void(const std::shared_ptr<Communicator>&)>& fn,
                const ConnectOptions& options) {
   TESSERA_REQUIRE(ranks >= 1, "run_local with {} ranks", ranks);
-  const SingleProcess process(ranks, collective_timeout(options));
+  const SingleProcess process(ranks, options);
   const int threads_of_a_rank = compute_threads_of_a_rank(ranks);
   FirstException first;
   std::vector<std::shared_ptr<Job>> jobs;
@@ -71,7 +74,7 @@ void run_local(int ranks, const std::function<void(const std::shared_ptr<Communi
     for (const std::shared_ptr<Job>& job : jobs) {
       threads.emplace_back([&] {
         set_compute_threads(threads_of_a_rank);
-        run_rank(process, job, fn, first);
+        run_rank(process, job, fn, options.device, first);
       });
     }
   } catch (

@@ -17,7 +17,8 @@ struct alignas(64) Released {
 
 struct alignas(64) BufferHeader : SegmentHeader {};
 
-// Where things are in a buffer's range: the header, a counter for each rank, then the regions.
+// Where things are in a buffer's range: the header, a counter for each rank, then the regions
+// (empty when they lie on a GPU).
 struct Layout {
   std::size_t header_bytes;
   std::size_t region_bytes;
@@ -85,31 +86,35 @@ std::shared_ptr<SharedBuffer> SharedBuffer::allocate(const std::shared_ptr<Group
   call.sharing = sharing;
   call.set_name(name);
 
-  const Layout layout(group->size(), bytes, sharing);
+  const std::shared_ptr<DeviceParts>& parts = group->job()->device_parts();
+  const Layout layout(group->size(), parts ? 0 : bytes, sharing);
   const std::shared_ptr<Arena>& arena = group->job()->arena();
   const std::uint64_t where = agree_on_range(*group, call, layout);
   std::unique_ptr<Segment> segment;
+  std::shared_ptr<DeviceBuffer> on_device;
   std::string outcome = encode_success(where);
   try {
     segment = std::make_unique<Segment>(arena, where, layout.total_bytes,
                                         arena->map(where, layout.total_bytes));
     const Part part = part_of(layout, sharing, group->rank(), group->size());
     arena->commit(where, part.offset, part.bytes);
+    if (parts) on_device = parts->buffer(where, group->size(), bytes, sharing);
   } catch (const Error& error) {
     outcome = encode_error(error);
   }
   // All ranks have the buffer or none has: one that lacks memory must not leave the others waiting.
   for (const std::string& result : exchange_messages(*group, outcome, call)) decode_result(result);
   arena->prefault(segment->memory(), layout.total_bytes);
-  return std::make_shared<SharedBuffer>(group, std::move(segment), std::string(name), bytes,
-                                        sharing, number);
+  return std::make_shared<SharedBuffer>(group, std::move(segment), std::move(on_device),
+                                        std::string(name), bytes, sharing, number);
 }
 
 SharedBuffer::SharedBuffer(std::shared_ptr<Group> group, std::unique_ptr<Segment> segment,
-                           std::string name, std::size_t bytes, Sharing sharing,
-                           std::uint64_t number)
+                           std::shared_ptr<DeviceBuffer> on_device, std::string name,
+                           std::size_t bytes, Sharing sharing, std::uint64_t number)
     : group_(std::move(group)),
       segment_(std::move(segment)),
+      on_device_(std::move(on_device)),
       name_(std::move(name)),
       bytes_(bytes),
       sharing_(sharing) {
@@ -120,12 +125,15 @@ SharedBuffer::SharedBuffer(std::shared_ptr<Group> group, std::unique_ptr<Segment
 }
 
 SharedBuffer::~SharedBuffer() {
+  // What has not been released may be in the work of this thread's queue.
+  if (on_device_ && state_.load() != State::released) on_device_->leave(group_->rank());
   // A rank that has dropped the buffer reads nothing any more.
   released_by(group_->rank()).store(std::numeric_limits<std::uint64_t>::max());
   group_->wake();
 }
 
 std::byte* SharedBuffer::region(int rank) const {
+  if (on_device_) return on_device_->region(rank);
   const Layout layout(group_->size(), bytes_, sharing_);
   const std::size_t index = sharing_ == Sharing::per_rank ? static_cast<std::size_t>(rank) : 0;
   return segment_->memory() + layout.header_bytes + layout.region_bytes * index;
@@ -156,6 +164,7 @@ void SharedBuffer::acquire() {
   const Call waiting = call(Op::acquire, {});
   group_->check(waiting);
   group_->wait(waiting, [this](int rank) { return released_by(rank).load() < generation_; });
+  if (on_device_) on_device_->await_released();
   state_.store(State::acquired, std::memory_order_relaxed);
 }
 
@@ -171,6 +180,7 @@ void SharedBuffer::release() {
   TESSERA_REQUIRE(
       state_.compare_exchange_strong(expected, State::released, std::memory_order_acq_rel),
       "release of '{}': it holds no contents that this rank has not released", name_);
+  if (on_device_) on_device_->release(group_->rank());
   released_by(group_->rank()).store(generation_);
   group_->wake();
 }

@@ -2,7 +2,8 @@
 //
 // Contents are counted. Every collective that publishes the buffer begins generation n; a rank that
 // no longer reads stores n as released. The buffer may be written again when every rank has
-// released the last generation.
+// released the last generation. On a GPU the counters are the same and lie in host memory, the
+// regions are a DeviceBuffer, and points in the ranks' queues carry the same order to the device.
 #pragma once
 
 #include <atomic>
@@ -11,6 +12,7 @@
 #include <string>
 
 #include "sharding/comm/communicator.h"
+#include "sharding/comm/device_parts.h"
 #include "sharding/comm/group.h"
 
 namespace tessera::comm {
@@ -22,8 +24,9 @@ class SharedBuffer final : public Buffer {
                                                 std::string_view name, std::size_t bytes,
                                                 Sharing sharing, std::uint64_t number);
 
-  SharedBuffer(std::shared_ptr<Group> group, std::unique_ptr<Segment> segment, std::string name,
-               std::size_t bytes, Sharing sharing, std::uint64_t number);
+  SharedBuffer(std::shared_ptr<Group> group, std::unique_ptr<Segment> segment,
+               std::shared_ptr<DeviceBuffer> on_device, std::string name, std::size_t bytes,
+               Sharing sharing, std::uint64_t number);
   ~SharedBuffer() override;
   SharedBuffer(const SharedBuffer&) = delete;
   SharedBuffer& operator=(const SharedBuffer&) = delete;
@@ -52,6 +55,7 @@ class SharedBuffer final : public Buffer {
 
   std::shared_ptr<Group> group_;
   std::unique_ptr<Segment> segment_;
+  std::shared_ptr<DeviceBuffer> on_device_;  // null on the CPU; goes before what names it
   std::string name_;
   std::size_t bytes_;
   Sharing sharing_;

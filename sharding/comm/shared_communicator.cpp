@@ -4,19 +4,21 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <cstring>
 #include <tuple>
 
+#include "engine/launch.h"
+#include "engine/queue.h"
 #include "kernels/base/error.h"
-#include "kernels/registry.h"
 #include "sharding/comm/messages.h"
 
 namespace tessera::comm {
 namespace {
 
-// all_reduce works in pieces of this size: small enough to stay in a core's cache between the two
-// phases.
-constexpr std::size_t sum_chunk_bytes = std::size_t{1} << 19;
+// all_reduce works in pieces: small enough to stay in a core's cache between the two phases; on a
+// GPU large enough that its ranks seldom meet.
+std::size_t sum_chunk_bytes(Device device) {
+  return device.type == DeviceType::cpu ? std::size_t{1} << 19 : std::size_t{4} << 20;
+}
 // Below this, all ranks' contents together, every rank sums for itself.
 constexpr std::size_t direct_sum_bytes = std::size_t{64} << 10;
 
@@ -43,15 +45,19 @@ void SharedCommunicator::acquire(Buffer& buffer) {
   own(buffer, Op::acquire).acquire();
 }
 
-void SharedCommunicator::all_gather(Buffer& buffer, Tag tag) {
+void SharedCommunicator::all_gather(Buffer& buffer, std::size_t bytes, Tag tag) {
   SharedBuffer& shared = own(buffer, Op::all_gather);
   TESSERA_REQUIRE(shared.sharing() == Sharing::one_copy,
                   "all_gather of '{}': the buffer has to be shared as one_copy", shared.name());
-  TESSERA_REQUIRE(shared.bytes() % static_cast<std::size_t>(size()) == 0,
-                  "all_gather of '{}': {} bytes do not divide into {} shares", shared.name(),
-                  shared.bytes(), size());
+  TESSERA_REQUIRE(bytes <= shared.bytes(), "all_gather of '{}': {} bytes, and it has {}",
+                  shared.name(), bytes, shared.bytes());
+  TESSERA_REQUIRE(bytes % static_cast<std::size_t>(size()) == 0,
+                  "all_gather of '{}': {} bytes do not divide into {} shares", shared.name(), bytes,
+                  size());
+  Call call = shared.call(Op::all_gather, tag);
+  call.bytes = bytes;
   shared.publish(Op::all_gather);
-  group_->meet(shared.call(Op::all_gather, tag));
+  group_->meet_with_queues(call);
 }
 
 Call SharedCommunicator::reduction_call(Op op, const SharedBuffer& buffer,
@@ -82,15 +88,16 @@ void SharedCommunicator::reduce(const SharedBuffer& buffer, std::int64_t first, 
         element(buffer.region(rank), first, reduction.in_dtype);
   }
   const int group = reduction.group == 0 ? size() : std::min(reduction.group, size());
-  kernels::cpu::reduce_ranks({.in = sources_.data(),
-                              .ranks = size(),
-                              .group = group,
-                              .out = out,
-                              .n = count,
-                              .in_dtype = reduction.in_dtype,
-                              .out_dtype = reduction.out_dtype,
-                              .scale = reduction.scale,
-                              .accumulate = reduction.accumulate});
+  TESSERA_LAUNCH(device(), reduce_ranks,
+                 {.in = sources_.data(),
+                  .ranks = size(),
+                  .group = group,
+                  .out = out,
+                  .n = count,
+                  .in_dtype = reduction.in_dtype,
+                  .out_dtype = reduction.out_dtype,
+                  .scale = reduction.scale,
+                  .accumulate = reduction.accumulate});
 }
 
 void SharedCommunicator::reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges,
@@ -107,7 +114,7 @@ void SharedCommunicator::reduce_scatter(Buffer& buffer, const std::vector<Reduce
                     "reduce_scatter of '{}': a range without an output", shared.name());
   }
   shared.publish(Op::reduce_scatter);
-  group_->meet(call);
+  group_->meet_with_queues(call);
   for (const ReducedRange& range : ranges) {
     if (range.count > 0) reduce(shared, range.first, range.count, range.out, reduction);
   }
@@ -131,11 +138,11 @@ void SharedCommunicator::all_reduce(Buffer& buffer, std::int64_t count, void* ou
                       call.bytes * static_cast<std::uint64_t>(size()) <= direct_sum_bytes ||
                       (reduction.accumulate && size_of(reduction.out_dtype) == 2);
   if (!direct && sums_ == nullptr) {
-    sums_ = SharedBuffer::allocate(group_, "sums of all_reduce", 2 * sum_chunk_bytes,
+    sums_ = SharedBuffer::allocate(group_, "sums of all_reduce", 2 * sum_chunk_bytes(device()),
                                    Sharing::one_copy, ++buffers_);
   }
   shared.publish(Op::all_reduce);
-  group_->meet(call);
+  group_->meet_with_queues(call);
   if (!direct) {
     all_reduce_in_chunks(shared, count, out, reduction, call);
   } else if (count > 0) {
@@ -157,11 +164,12 @@ void SharedCommunicator::all_reduce_in_chunks(SharedBuffer& buffer, std::int64_t
     shared_part.out_dtype = reduction.in_dtype == float64 ? float64 : float32;
   }
   const std::size_t element_bytes = size_of(shared_part.out_dtype);
-  const auto chunk = static_cast<std::int64_t>(sum_chunk_bytes / element_bytes);
+  const std::size_t half = sum_chunk_bytes(device());
+  const auto chunk = static_cast<std::int64_t>(half / element_bytes);
   for (std::int64_t begin = 0; begin < count; begin += chunk) {
     const std::int64_t length = std::min(chunk, count - begin);
     // The halves take turns: a rank is at most one round ahead of the slowest reader.
-    std::byte* sums = sums_->data() + (call.part & 1) * sum_chunk_bytes;
+    std::byte* sums = sums_->data() + (call.part & 1) * half;
     const std::int64_t first = length * rank() / size();
     const std::int64_t last = length * (rank() + 1) / size();
     if (last > first) {
@@ -169,22 +177,23 @@ void SharedCommunicator::all_reduce_in_chunks(SharedBuffer& buffer, std::int64_t
              shared_part);
     }
     ++call.part;
-    group_->meet(call);
+    group_->meet_with_queues(call);
     std::byte* target = element(out, begin, reduction.out_dtype);
     if (!reduction.accumulate) {
-      std::memcpy(target, sums, static_cast<std::size_t>(length) * element_bytes);
+      current_queue(device()).copy(target, sums, static_cast<std::size_t>(length) * element_bytes);
       continue;
     }
     const std::array<const void*, 1> source{sums};
-    kernels::cpu::reduce_ranks({.in = source.data(),
-                                .ranks = 1,
-                                .group = 1,
-                                .out = target,
-                                .n = length,
-                                .in_dtype = shared_part.out_dtype,
-                                .out_dtype = reduction.out_dtype,
-                                .scale = reduction.scale,
-                                .accumulate = true});
+    TESSERA_LAUNCH(device(), reduce_ranks,
+                   {.in = source.data(),
+                    .ranks = 1,
+                    .group = 1,
+                    .out = target,
+                    .n = length,
+                    .in_dtype = shared_part.out_dtype,
+                    .out_dtype = reduction.out_dtype,
+                    .scale = reduction.scale,
+                    .accumulate = true});
   }
 }
 
@@ -199,7 +208,7 @@ std::string SharedCommunicator::broadcast(std::string_view message, int root, Ta
 }
 
 void SharedCommunicator::barrier(Tag tag) {
-  group_->meet(Call(Op::barrier, tag));
+  group_->meet_with_queues(Call(Op::barrier, tag));
 }
 
 std::shared_ptr<Communicator> SharedCommunicator::make_group(const std::vector<int>& members,
@@ -221,9 +230,8 @@ std::shared_ptr<Communicator> SharedCommunicator::make_group(const std::vector<i
   for (const int member : members) {
     job_ranks.push_back(group_->members()[static_cast<std::size_t>(member)]);
   }
-  auto block = Group::map_block(arena, where, static_cast<int>(members.size()));
-  return std::make_shared<SharedCommunicator>(std::make_shared<Group>(
-      group_->job(), std::move(block), std::move(job_ranks), std::string(name)));
+  return std::make_shared<SharedCommunicator>(
+      std::make_shared<Group>(group_->job(), where, std::move(job_ranks), std::string(name)));
 }
 
 std::shared_ptr<Communicator> SharedCommunicator::split(int color, int key, std::string_view name) {
@@ -256,6 +264,20 @@ std::shared_ptr<Communicator> SharedCommunicator::duplicate(std::string_view nam
 void SharedCommunicator::abort(std::string_view reason) noexcept {
   group_->job()->abort(reason);
   group_->wake();
+}
+
+void SharedCommunicator::note(Activity activity) noexcept {
+  StandstillWatch& watch = group_->job()->standstill();
+  switch (activity) {
+    case Activity::worker_begins:
+      return watch.begin_worker();
+    case Activity::worker_ends:
+      return watch.end_worker();
+    case Activity::rank_waits:
+      return watch.begin_wait();
+    case Activity::rank_goes_on:
+      return watch.end_wait();
+  }
 }
 
 }  // namespace tessera::comm

@@ -1,5 +1,5 @@
-// The communicator of ranks that see one memory: threads of a process (`local`) or processes of a
-// host (`shm`).
+// The communicator of ranks that see one memory: threads of a process (`local`, on the CPU or all
+// on one GPU) or processes of a host (`shm`).
 #pragma once
 
 #include <memory>
@@ -24,10 +24,12 @@ class SharedCommunicator final : public Communicator {
   [[nodiscard]] int size() const override { return group_->size(); }
   [[nodiscard]] std::string_view backend() const override { return group_->job()->backend(); }
 
+  [[nodiscard]] Device device() const override { return group_->job()->device(); }
+
   std::shared_ptr<Buffer> allocate(std::string_view name, std::size_t bytes,
                                    Sharing sharing) override;
   void acquire(Buffer& buffer) override;
-  void all_gather(Buffer& buffer, Tag tag) override;
+  void all_gather(Buffer& buffer, std::size_t bytes, Tag tag) override;
   void reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges, Reduction reduction,
                       Tag tag) override;
   void all_reduce(Buffer& buffer, std::int64_t count, void* out, Reduction reduction,
@@ -38,6 +40,7 @@ class SharedCommunicator final : public Communicator {
   std::shared_ptr<Communicator> split(int color, int key, std::string_view name) override;
   std::shared_ptr<Communicator> duplicate(std::string_view name) override;
   void abort(std::string_view reason) noexcept override;
+  void note(Activity activity) noexcept override;
 
  private:
   SharedBuffer& own(Buffer& buffer, Op op) const;

@@ -5,12 +5,21 @@
 
 #include <numeric>
 
+#include "engine/backend.h"
+#include "sharding/comm/device_parts.h"
 #include "sharding/comm/shared_communicator.h"
+#include "sharding/comm/timeout.h"
 
 namespace tessera::comm {
 
-SingleProcess::SingleProcess(int ranks, std::chrono::milliseconds timeout)
-    : arena_(make_anonymous_arena()), timeout_(timeout) {
+SingleProcess::SingleProcess(int ranks, const ConnectOptions& options)
+    : arena_(make_anonymous_arena()),
+      timeout_(collective_timeout(options)),
+      standstill_timeout_(options.standstill_timeout) {
+  require_device(options.device);
+  if (options.device.type != DeviceType::cpu) {
+    device_parts_ = std::make_shared<DeviceParts>(options.device);
+  }
   const std::size_t bytes = JobBlock::bytes_for(ranks);
   const std::uint64_t where = arena_->reserve(bytes);
   memory_ = std::shared_ptr<std::byte>(
@@ -29,7 +38,9 @@ std::shared_ptr<Job> SingleProcess::job_of(int rank) const {
                                           .block_owner = memory_,
                                           .arena = arena_,
                                           .watch = nullptr,
-                                          .timeout = timeout_});
+                                          .timeout = timeout_,
+                                          .standstill_timeout = standstill_timeout_,
+                                          .device_parts = device_parts_});
 }
 
 std::shared_ptr<Communicator> SingleProcess::world_of(const std::shared_ptr<Job>& job) const {
@@ -40,9 +51,9 @@ std::shared_ptr<Communicator> make_world(const std::shared_ptr<Job>& job,
                                          std::uint64_t world_group) {
   std::vector<int> members(static_cast<std::size_t>(job->size()));
   std::iota(members.begin(), members.end(), 0);
-  auto block = Group::map_block(job->arena(), world_group, job->size());
+  job->standstill().set_own_thread();
   return std::make_shared<SharedCommunicator>(
-      std::make_shared<Group>(job, std::move(block), std::move(members), "world"));
+      std::make_shared<Group>(job, world_group, std::move(members), "world"));
 }
 
 }  // namespace tessera::comm

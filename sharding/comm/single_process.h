@@ -6,14 +6,16 @@
 
 #include "sharding/comm/communicator.h"
 #include "sharding/comm/job.h"
+#include "sharding/comm/world.h"
 
 namespace tessera::comm {
 
 class SingleProcess {
  public:
-  SingleProcess(int ranks, std::chrono::milliseconds timeout);
+  // Ranks share options.device when it is a GPU.
+  SingleProcess(int ranks, const ConnectOptions& options);
 
-  // Each rank takes its job once, and then its communicator of all ranks.
+  // Each rank takes its job once, and then, on its own thread, its communicator of all ranks.
   [[nodiscard]] std::shared_ptr<Job> job_of(int rank) const;
   [[nodiscard]] std::shared_ptr<Communicator> world_of(const std::shared_ptr<Job>& job) const;
 
@@ -22,9 +24,12 @@ class SingleProcess {
   std::shared_ptr<std::byte> memory_;
   JobBlock* block_;
   std::chrono::milliseconds timeout_;
+  std::chrono::milliseconds standstill_timeout_;
+  std::shared_ptr<DeviceParts> device_parts_;
 };
 
-// The communicator of all ranks of a job whose block names the group's place.
+// The communicator of all ranks of a job whose block names the group's place. Called on the rank's
+// own thread.
 std::shared_ptr<Communicator> make_world(const std::shared_ptr<Job>& job,
                                          std::uint64_t world_group);
 

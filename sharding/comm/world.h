@@ -33,15 +33,25 @@ struct ConnectOptions {
   std::chrono::milliseconds rendezvous_timeout{60'000};
   // How long a collective may wait for a peer. Default: TESSERA_COMM_TIMEOUT in seconds, else 300.
   std::chrono::milliseconds collective_timeout{0};
+  // How long all ranks together may wait for one another before they are told so (local, shm).
+  std::chrono::milliseconds standstill_timeout{8'000};
+  // Where buffers lie. For a GPU connect() uses NCCL; run_local() lets its ranks share the GPU.
+  Device device = Device::cpu();
+  // NCCL only: sum in the order of the other backends (all-to-all and our own kernel), so that
+  // strategies give equal bits; else in NCCL's order, with its own collectives.
+  bool fixed_order = false;
 };
 
-// Connects the processes of a world on one host (backend `shm`). Throws Error(rank_failed) naming
-// the ranks that did not come, Error(configuration) for a duplicate rank or ranks that disagree on
-// the world, and when the world spans hosts.
+// Connects the processes of a world: on the CPU those of one host (backend `shm`; `local` for a
+// world of one rank, on a GPU too), on GPUs through connect_nccl() (nccl.h). Throws
+// Error(rank_failed) naming the ranks that did not come, Error(configuration) for a duplicate rank
+// or ranks that disagree on the world, and when the world spans hosts.
 std::shared_ptr<Communicator> connect(const World& world, const ConnectOptions& options = {});
 
 // Runs fn(communicator) on `ranks` threads of this process (backend `local`) and joins them. When a
-// rank throws, the others are aborted and the first exception is rethrown.
+// rank throws, the others are aborted and the first exception is rethrown. Each thread has
+// options.device as its default device; ranks on a GPU share it, each with a queue of its own.
+// Before a rank ends, it waits for what it has put into its queue.
 void run_local(int ranks, const std::function<void(const std::shared_ptr<Communicator>&)>& fn,
                const ConnectOptions& options = {});
 

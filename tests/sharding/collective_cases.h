@@ -93,9 +93,11 @@ inline void reference(const std::vector<double>& ranks, const Reduction& reducti
   put(out, index, reduction.out_dtype, sum);
 }
 
-inline void check_all_gather(const Ranks& ranks, std::size_t share, int rounds) {
+// `spare` bytes at the buffer's end take no part, as in a pool of buffers.
+inline void check_all_gather(const Ranks& ranks, std::size_t share, int rounds,
+                             std::size_t spare = 0) {
   const auto size = static_cast<std::size_t>(ranks->size());
-  auto buffer = ranks->allocate("gathered", share * size, Sharing::one_copy);
+  auto buffer = ranks->allocate("gathered", share * size + spare, Sharing::one_copy);
   ASSERT_EQ(reinterpret_cast<std::uintptr_t>(buffer->data()) % 4096, 0u);
   for (std::size_t i = 0; i < buffer->bytes(); ++i) ASSERT_EQ(buffer->data()[i], std::byte{0});
   ranks->barrier();  // nobody writes while another still looks at the zeros
@@ -109,7 +111,7 @@ inline void check_all_gather(const Ranks& ranks, std::size_t share, int rounds) 
     for (std::size_t i = 0; i < share; ++i) {
       buffer->data()[rank * share + i] = byte_of(round, rank, i);
     }
-    ranks->all_gather(*buffer, {.step = static_cast<std::uint64_t>(round)});
+    ranks->all_gather(*buffer, share * size, {.step = static_cast<std::uint64_t>(round)});
     std::size_t wrong = 0;
     for (std::size_t other = 0; other < size; ++other) {
       for (std::size_t i = 0; i < share; ++i) {
@@ -261,7 +263,7 @@ inline void check_slow_reader_is_waited_for(const Ranks& ranks) {
   for (int round = 0; round < 5; ++round) {
     ranks->acquire(*buffer);
     buffer->data()[own] = static_cast<std::byte>(round);
-    ranks->all_gather(*buffer, {});
+    ranks->all_gather(*buffer, buffer->bytes(), {});
     const bool slow = round % ranks->size() == ranks->rank();
     std::thread reader([&] {  // release() may come from any thread
       if (slow) std::this_thread::sleep_for(std::chrono::milliseconds(30));

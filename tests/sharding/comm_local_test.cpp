@@ -45,6 +45,7 @@ TEST_P(LocalRanks, AllGather) {
   run([](const Ranks& ranks) {
     for (const std::size_t share : {0, 1, 7, 4096, 50'000})
       cases::check_all_gather(ranks, share, 4);
+    cases::check_all_gather(ranks, 10, 2, 77);
   });
 }
 
@@ -165,6 +166,16 @@ TEST(LocalFailures, TagsDiffer) {
       {"step 3, unit 8, forward", "step 3, unit 9, forward", "rank 0", "rank 2"});
 }
 
+TEST(LocalFailures, GatheredBytesDiffer) {
+  expect_on_every_rank(2,
+                       [](const Ranks& ranks) {
+                         auto buffer = ranks->allocate("pooled", 256, Sharing::one_copy);
+                         ranks->acquire(*buffer);
+                         ranks->all_gather(*buffer, ranks->rank() == 0 ? 64 : 128, {});
+                       },
+                       {"do not agree", "64 bytes", "128 bytes"});
+}
+
 TEST(LocalFailures, BuffersDiffer) {
   expect_on_every_rank(2,
                        [](const Ranks& ranks) {
@@ -172,7 +183,7 @@ TEST(LocalFailures, BuffersDiffer) {
                          auto second = ranks->allocate("second", 64, Sharing::one_copy);
                          auto& mine = ranks->rank() == 0 ? first : second;
                          ranks->acquire(*mine);
-                         ranks->all_gather(*mine, {});
+                         ranks->all_gather(*mine, mine->bytes(), {});
                        },
                        {"'first'", "'second'"});
 }
@@ -228,7 +239,7 @@ TEST(LocalFailures, DeadlineNamesWhoReads) {
                                         auto buffer =
                                             ranks->allocate("held", 64, Sharing::one_copy);
                                         ranks->acquire(*buffer);
-                                        ranks->all_gather(*buffer, {});
+                                        ranks->all_gather(*buffer, buffer->bytes(), {});
                                         if (ranks->rank() == 0) buffer->release();
                                         if (ranks->rank() == 1) std::this_thread::sleep_for(900ms);
                                         ranks->acquire(*buffer);
@@ -277,16 +288,17 @@ TEST(LocalMisuse, IsALogicError) {
     auto shared = ranks->allocate("shared", 64, Sharing::one_copy);
     auto own = ranks->allocate("own", 64, Sharing::per_rank);
     float out = 0;
-    EXPECT_THROW(ranks->all_gather(*shared, {}), std::logic_error);  // no acquire
-    EXPECT_THROW(shared->release(), std::logic_error);               // nothing to release
+    EXPECT_THROW(ranks->all_gather(*shared, shared->bytes(), {}), std::logic_error);  // no acquire
+    EXPECT_THROW(shared->release(), std::logic_error);  // nothing to release
     ranks->acquire(*shared);
     EXPECT_THROW(ranks->reduce_scatter(*shared, {}, {}, {}), std::logic_error);  // one_copy
-    ranks->all_gather(*shared, {});
+    ranks->all_gather(*shared, shared->bytes(), {});
     EXPECT_THROW(ranks->acquire(*shared), std::logic_error);  // would wait for itself
     shared->release();
     EXPECT_THROW(shared->release(), std::logic_error);
     ranks->acquire(*own);
-    EXPECT_THROW(ranks->all_gather(*own, {}), std::logic_error);  // per_rank
+    EXPECT_THROW(ranks->all_gather(*own, own->bytes(), {}), std::logic_error);  // per_rank
+    EXPECT_THROW(ranks->all_gather(*shared, 65, {}), std::logic_error);         // more than it has
     EXPECT_THROW(ranks->reduce_scatter(*own, {{.first = 16, .count = 1, .out = &out}}, {}, {}),
                  std::logic_error);
     EXPECT_THROW(ranks->reduce_scatter(*own, {{.first = 0, .count = 1, .out = nullptr}}, {}, {}),
@@ -322,7 +334,7 @@ TEST(LocalMemory, BuffersMayOutliveTheirCommunicator) {
     auto buffer = group->allocate("long", 8192, Sharing::one_copy);
     group->acquire(*buffer);
     buffer->data()[4096 * ranks->rank()] = std::byte{1};
-    group->all_gather(*buffer, {});
+    group->all_gather(*buffer, buffer->bytes(), {});
     group.reset();
     EXPECT_EQ(buffer->data()[0], std::byte{1});
     EXPECT_EQ(buffer->data()[4096], std::byte{1});

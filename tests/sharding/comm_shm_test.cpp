@@ -184,7 +184,8 @@ TEST(ShmFailures, KilledBeforeACollective) {
           progress = 1;
           std::this_thread::sleep_for(60s);
         }
-        ranks->all_gather(*buffer, {.step = 12, .unit = 3, .phase = Phase::forward});
+        ranks->all_gather(*buffer, buffer->bytes(),
+                          {.step = 12, .unit = 3, .phase = Phase::forward});
       },
       {"all_gather of 'weights'", "4096 bytes", "step 12, unit 3, forward"});
 }

@@ -129,5 +129,33 @@ TEST(Divergence, OneRankClips) {
   EXPECT_NE(message.find("rank 1"), std::string::npos) << message;
 }
 
+// With the deadline at its default of minutes, only the standstill can tell.
+TEST(Divergence, RanksThatWaitInDifferentChannelsAreToldSo) {
+  const auto begin = std::chrono::steady_clock::now();
+  std::string message = "no failure";
+  try {
+    comm::run_local(2,
+                    [](const std::shared_ptr<comm::Communicator>& communicator) {
+                      const int rank = communicator->rank();
+                      Context context({.rank = rank, .size = 2}, communicator);
+                      Branches net;
+                      ShardedModel model = fully_shard(
+                          net, context, {.wrap = WrapPolicy::list({"first", "left", "right"})});
+                      net.forward(Tensor::full({2, 8}, 1), true, true).backward();
+                      if (rank == 0) model.clip_grad_norm(1.0);
+                      net.forward(Tensor::full({2, 8}, 1), true, true).backward();
+                    },
+                    {.standstill_timeout = std::chrono::milliseconds(1000)});
+  } catch (const Error& error) {
+    message = error.what();
+  }
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  EXPECT_LT(seconds.count(), 30);
+  for (const char* part : {"all ranks wait for one another", "rank 0", "exchange", "'control'",
+                           "rank 1", "all_gather of 'parameters'", "'gather'"}) {
+    EXPECT_NE(message.find(part), std::string::npos) << part << " is not in: " << message;
+  }
+}
+
 }  // namespace
 }  // namespace tessera

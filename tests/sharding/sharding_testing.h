@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -161,6 +162,9 @@ struct TrainingCase {
   double max_norm = 0;
   int steps = 3;
   std::int64_t batch = 2;
+  Device device = Device::cpu();
+  // How ranks are started; none: as threads that share `device`.
+  std::function<void(int ranks, const std::function<void(Context&)>&)> launcher = nullptr;
 };
 
 // Losses of every rank, norms, and the parameters at the end. Equality is in bits but for zero's
@@ -190,7 +194,11 @@ Trajectory train_ranks(int world, const ShardingOptions& options, const Training
   Trajectory result;
   result.losses.resize(static_cast<std::size_t>(world));
   Collected collected;
-  launch(world, [&](Context& context) {
+  const auto start = [&](int ranks, const std::function<void(Context&)>& fn) {
+    if (what.launcher) return what.launcher(ranks, fn);
+    launch(ranks, fn, what.device);
+  };
+  start(world, [&](Context& context) {
     const OneThread one_thread;
     manual_seed(17);
     const auto net = make(what.dropout);
@@ -204,8 +212,9 @@ Trajectory train_ranks(int world, const ShardingOptions& options, const Training
         const std::int64_t first = (number * world + context.rank()) * what.batch;
         begin_batch({static_cast<std::uint64_t>(number), first, what.batch});
         const ToyBatch batch = toy_batch(first, what.batch, length, vocabulary);
+        const Tensor ids = batch.ids.to(what.device), targets = batch.targets.to(what.device);
         const auto pass = [&] {
-          const Tensor loss = net->loss(batch.ids, batch.targets) * (1.0 / what.micro_batches);
+          const Tensor loss = net->loss(ids, targets) * (1.0 / what.micro_batches);
           loss.backward();
           losses.push_back(loss.item());
         };

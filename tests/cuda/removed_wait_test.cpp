@@ -1,0 +1,85 @@
+// Each wait between the schedule's queues is needed: without it, the access checker finds accesses
+// that nothing orders.
+#include <optional>
+#include <string>
+
+#include "emulator/runtime/checker.h"
+#include "emulator/runtime/drop_waits.h"
+#include "engine/queue.h"
+#include "sharding/sharding_testing.h"
+
+namespace tessera {
+namespace {
+
+struct Wait {
+  std::string waiting, recording;
+};
+
+// Conflicts of two steps of FULL_SHARD on two ranks, without the waits of `dropped`. A step before
+// them makes the buffers, and waits on the host for that.
+int conflicts_without(const std::optional<Wait>& dropped) {
+  namespace checker = emulator::checker;
+  checker::set_enabled(true);
+  std::optional<emulator::DropWaits> drop;
+  int conflicts = -1;
+  int dropped_waits = 0;
+  const auto program = [&](Context& context, testing::ToyTransformer& net, ShardedModel& model) {
+    optim::Sgd optimizer(model.parameters(), {.lr = 0.01});
+    const auto batch = testing::toy_batch(context.rank(), 1);
+    const Tensor ids = batch.ids.to(context.device()), targets = batch.targets.to(context.device());
+    const auto step = [&] {
+      net.loss(ids, targets).backward();
+      optimizer.step();
+      optimizer.zero_grad();
+    };
+    step();
+    current_queue(context.device()).synchronize();
+    context.barrier();
+    if (context.is_main()) {
+      checker::reset();
+      if (dropped) drop.emplace(dropped->waiting, dropped->recording);
+    }
+    context.barrier();
+    step();
+    step();
+    current_queue(context.device()).synchronize();
+    context.barrier();
+    if (!context.is_main()) return;
+    conflicts = checker::conflicts();
+    if (drop) dropped_waits = drop->count();
+    drop.reset();
+  };
+  launch(
+      2,
+      [&](Context& context) {
+        manual_seed(3);
+        testing::ToyTransformer net;
+        ShardedModel model = fully_shard(net, context, testing::toy_options(Strategy::full_shard));
+        program(context, net, model);
+      },
+      Device::cuda());
+  if (dropped) {
+    EXPECT_GT(dropped_waits, 0) << dropped->waiting << " never waits for " << dropped->recording;
+  }
+  checker::reset();
+  return conflicts;
+}
+
+TEST(RemovedWait, NoneIsMissing) {
+  EXPECT_EQ(conflicts_without(std::nullopt), 0);
+}
+
+class RemovedWaitBetween : public ::testing::TestWithParam<Wait> {};
+INSTANTIATE_TEST_SUITE_P(Queues, RemovedWaitBetween,
+                         ::testing::Values(Wait{"compute", "gather"}, Wait{"gather", "compute"},
+                                           Wait{"reduce", "compute"}, Wait{"compute", "reduce"}),
+                         [](const auto& parameter) {
+                           return parameter.param.waiting + "_for_" + parameter.param.recording;
+                         });
+
+TEST_P(RemovedWaitBetween, IsFound) {
+  EXPECT_GT(conflicts_without(GetParam()), 0);
+}
+
+}  // namespace
+}  // namespace tessera

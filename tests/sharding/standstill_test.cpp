@@ -1,0 +1,160 @@
+// Ranks that wait for one another in different channels are told who waits in what; ranks that
+// compute, sleep or were stopped are waited for.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kernels/base/error.h"
+#include "sharding/comm/world.h"
+#include "support/processes.h"
+
+namespace tessera::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using tessera::testing::Outcome;
+using tessera::testing::Processes;
+using Ranks = std::shared_ptr<Communicator>;
+
+constexpr ConnectOptions impatient{.standstill_timeout = 400ms};
+
+World world_of(int rank, int size) {
+  return {.rank = rank,
+          .size = size,
+          .local_rank = rank,
+          .local_size = size,
+          .run_id = std::to_string(getppid()) +
+                    ::testing::UnitTest::GetInstance()->current_test_info()->name()};
+}
+
+std::string failure_of(int ranks, const std::function<void(const Ranks&)>& fn) {
+  const auto begin = std::chrono::steady_clock::now();
+  std::string message = "no failure";
+  try {
+    run_local(ranks, fn, impatient);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::rank_failed);
+    message = error.what();
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 20s);
+  return message;
+}
+
+void expect_parts(const std::string& text, const std::vector<std::string>& parts) {
+  for (const std::string& part : parts) {
+    EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is not in: " << text;
+  }
+}
+
+// Rank 0 goes to one channel, the others to another.
+void part_ways(const Ranks& ranks) {
+  auto left = ranks->duplicate("left");
+  auto right = ranks->duplicate("right");
+  if (ranks->rank() == 0) {
+    left->barrier({.step = 7, .unit = 1, .phase = Phase::forward});
+  } else {
+    right->exchange("hello", {.step = 7, .unit = 2, .phase = Phase::backward});
+  }
+}
+
+TEST(Standstill, RanksInDifferentChannelsAreNamedWithTheirCalls) {
+  for (const int ranks : {2, 5}) {
+    const std::string text = failure_of(ranks, part_ways);
+    expect_parts(text, {"all ranks wait for one another", "0.4 s", "rank 0", "'left'",
+                        "barrier (step 7, unit 1, forward)", "rank 1", "'right'",
+                        "exchange (step 7, unit 2, backward)"});
+    expect_parts(text, {"rank " + std::to_string(ranks - 1) + " ("});
+  }
+}
+
+TEST(Standstill, WorkersThatTheirRanksWaitForAreNamed) {
+  const std::string text = failure_of(2, [](const Ranks& ranks) {
+    auto first = ranks->duplicate("first");
+    auto second = ranks->duplicate("second");
+    std::exception_ptr failure;
+    std::jthread worker([&] {
+      const WorkerScope scope(*ranks);
+      try {
+        (ranks->rank() == 0 ? first : second)->barrier();
+      } catch (const Error&) {
+        failure = std::current_exception();
+      }
+    });
+    {
+      const RankWaits waits(*ranks);
+      worker.join();
+    }
+    std::rethrow_exception(failure);
+  });
+  expect_parts(text, {"all ranks wait for one another", "'first'", "'second'"});
+}
+
+TEST(Standstill, ProcessesAreNamedByTheirNumbers) {
+  Processes processes(
+      3, [](int rank, std::atomic<int>&) { part_ways(connect(world_of(rank, 3), impatient)); });
+  const std::vector<Outcome> outcomes = processes.wait(20s);
+  for (const Outcome& outcome : outcomes) {
+    EXPECT_EQ(outcome.exit_code, static_cast<int>(ErrorCode::rank_failed)) << outcome.message;
+    expect_parts(outcome.message, {"all ranks wait for one another", "'left'", "'right'"});
+    for (int rank = 0; rank < 3; ++rank) {
+      expect_parts(outcome.message, {"(pid " + std::to_string(processes.pid(rank)) + ")"});
+    }
+  }
+}
+
+// Each rank's workers wait for the other's, for far longer than the limit, while the ranks' own
+// threads are at work on what will end it.
+TEST(Standstill, LongWorkIsNone) {
+  run_local(
+      2,
+      [](const Ranks& ranks) {
+        auto first = ranks->duplicate("first");
+        auto second = ranks->duplicate("second");
+        const bool even = ranks->rank() == 0;
+        std::jthread worker([&] {
+          const WorkerScope scope(*ranks);
+          (even ? first : second)->barrier();
+        });
+        std::this_thread::sleep_for(1500ms);
+        (even ? second : first)->barrier();
+      },
+      impatient);
+}
+
+TEST(Standstill, OneRankThatWorksIsWaitedFor) {
+  run_local(
+      3,
+      [](const Ranks& ranks) {
+        if (ranks->rank() == 1) std::this_thread::sleep_for(1500ms);
+        ranks->barrier();
+      },
+      impatient);
+}
+
+// A rank that is stopped inside a wait would go on if it could: what it waits for is there.
+TEST(Standstill, AStoppedRankIsWaitedFor) {
+  Processes processes(2, [](int rank, std::atomic<int>& progress) {
+    const Ranks ranks = connect(world_of(rank, 2), impatient);
+    auto other = ranks->duplicate("other");
+    progress = 1;
+    if (rank == 0) std::this_thread::sleep_for(300ms);  // rank 1 sleeps in the barrier by now
+    ranks->barrier({.step = 1});
+    other->barrier({.step = 2});
+  });
+  ASSERT_TRUE(processes.wait_for_progress(1, 1));
+  std::this_thread::sleep_for(100ms);
+  processes.signal(1, SIGSTOP);
+  std::this_thread::sleep_for(2000ms);
+  processes.signal(1, SIGCONT);
+  for (const Outcome& outcome : processes.wait(20s)) {
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.message;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::comm
