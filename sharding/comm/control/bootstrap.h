@@ -1,0 +1,31 @@
+// How the ranks of a job that may span hosts find rank 0.
+#pragma once
+
+#include <chrono>
+#include <memory>
+
+#include "sharding/comm/control/hub.h"
+#include "sharding/comm/control/rank_control.h"
+#include "sharding/comm/world.h"
+
+namespace tessera::comm::control {
+
+// A rank's control plane; rank 0 has the hub as well. Members go in reverse order: the hub last,
+// when this rank's own connection has left.
+struct ControlPlane {
+  std::unique_ptr<Hub> hub;
+  std::shared_ptr<RankControl> control;
+};
+
+// The environment variable TESSERA_BOOTSTRAP says how rank 0's address travels:
+//   tcp (default)  it listens on MASTER_PORT of MASTER_ADDR, or on the first free one of the next
+//   15
+//                  (torchrun's agent may have taken MASTER_PORT itself);
+//   file:PATH      it writes address and port into PATH, which all hosts see;
+//   mpi            MPI broadcasts them, in programs that mpirun started.
+// Throws Error(rank_failed) naming the ranks that did not come, Error(configuration) for a wrong
+// setting, a duplicate rank, or worlds that differ.
+ControlPlane connect_control_plane(const World& world, std::chrono::milliseconds rendezvous,
+                                   std::chrono::milliseconds collective);
+
+}  // namespace tessera::comm::control

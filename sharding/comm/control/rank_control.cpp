@@ -1,0 +1,207 @@
+// A rank's connection to the hub.
+#include "sharding/comm/control/rank_control.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <exception>
+#include <tuple>
+
+#include "kernels/base/error.h"
+#include "sharding/comm/control/hub.h"
+
+namespace tessera::comm::control {
+namespace {
+
+// The hub ends a wait that is over time; a rank that hears nothing of it waits this much longer.
+constexpr std::chrono::milliseconds hub_lead{15'000};
+
+std::uint64_t mixed(std::uint64_t hash, std::uint64_t value) {
+  for (int byte = 0; byte < 8; ++byte) {
+    hash = (hash ^ (value >> (8 * byte) & 0xff)) * 1099511628211u;  // FNV-1a
+  }
+  return hash;
+}
+
+}  // namespace
+
+RankControl::RankControl(FileDescriptor connection, const World& world,
+                         std::chrono::milliseconds rendezvous, std::chrono::milliseconds collective)
+    : rank_(world.rank), collective_(collective), connection_(std::move(connection)) {
+  Writer hello;
+  hello.number(introduction_of(world));
+  send_frame(connection_.get(), {.kind = FrameKind::hello}, hello.bytes());
+  await_recognition();
+  set_receive_timeout(connection_.get(), rendezvous + hub_lead);
+  const std::optional<Frame> frame = receive_frame(connection_.get());
+  TESSERA_CHECK(frame.has_value(), ErrorCode::rank_failed,
+                "rank {}: rank 0 closed the connection, or was silent for {} s, before all ranks "
+                "had come",
+                rank_, std::chrono::duration<double>(rendezvous).count());
+  TESSERA_CHECK(frame->header.kind == FrameKind::welcome, ErrorCode::rank_failed, "rank {}: {}",
+                rank_, frame->payload);
+  set_receive_timeout(connection_.get(), std::chrono::milliseconds(0));
+  reader_ = std::jthread([this] { read_on(); });
+}
+
+void RankControl::await_recognition() {
+  constexpr std::chrono::milliseconds quick{3000};
+  set_receive_timeout(connection_.get(), quick);
+  std::optional<Frame> frame;
+  try {
+    frame = receive_frame(connection_.get());
+  } catch (const Error& error) {
+    throw NotOurHub(error.code(), error.what());
+  }
+  if (!frame) {
+    throw NotOurHub(ErrorCode::rank_failed, "whoever listens in rank 0's place does not answer");
+  }
+  TESSERA_CHECK(frame->header.kind != FrameKind::refusal, ErrorCode::configuration, "{}",
+                frame->payload);
+}
+
+RankControl::~RankControl() {
+  {
+    const std::lock_guard lock(mutex_);
+    leaving_ = true;
+  }
+  if (std::uncaught_exceptions() == 0) {
+    try {
+      const std::lock_guard lock(sending_);
+      send_frame(connection_.get(), {.kind = FrameKind::leave}, {});
+    } catch (const Error&) {
+      // Nobody is there to be told.
+    }
+  }
+  shutdown(connection_.get(), SHUT_RDWR);  // ends the reader's wait
+}
+
+void RankControl::read_on() {
+  try {
+    while (const std::optional<Frame> frame = receive_frame(connection_.get())) {
+      if (frame->header.kind == FrameKind::failure) {
+        fail_with(frame->payload);
+      } else if (frame->header.kind == FrameKind::answer) {
+        const std::lock_guard lock(mutex_);
+        answers_[{frame->header.group, frame->header.round}] = frame->payload;
+        changed_.notify_all();
+      }
+    }
+  } catch (const Error& error) {
+    fail_with(error.what());
+    return;
+  }
+  fail_with("rank 0, which brings the ranks' messages together, ended without leaving");
+}
+
+void RankControl::fail_with(const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  if (leaving_ || failure_) return;
+  failure_ = text;
+  changed_.notify_all();
+}
+
+bool RankControl::failed() const {
+  const std::lock_guard lock(mutex_);
+  return failure_.has_value();
+}
+
+void RankControl::throw_failure(const Call& call) const {
+  fail(ErrorCode::rank_failed, "rank {} in {}: {}", rank_, describe(call), *failure_);
+}
+
+void RankControl::check(const Call& call) const {
+  const std::lock_guard lock(mutex_);
+  if (failure_) throw_failure(call);
+}
+
+void RankControl::abort(std::string_view reason) noexcept {
+  try {
+    const std::lock_guard lock(sending_);
+    send_frame(connection_.get(), {.kind = FrameKind::failure}, reason);
+  } catch (const std::exception&) {
+    // The connection is gone, and with it the job: everybody knows.
+  }
+}
+
+void RankControl::post(std::uint64_t group, std::uint64_t round, const std::string& payload) {
+  const std::lock_guard lock(sending_);
+  send_frame(connection_.get(), {.kind = FrameKind::post, .group = group, .round = round}, payload);
+}
+
+std::vector<std::string> RankControl::await(std::uint64_t group, std::uint64_t round,
+                                            std::size_t members, const Call& call) {
+  std::unique_lock lock(mutex_);
+  const std::pair key(group, round);
+  const bool heard = changed_.wait_for(
+      lock, collective_ + hub_lead, [&] { return failure_.has_value() || answers_.contains(key); });
+  const auto found = answers_.find(key);
+  if (found == answers_.end()) {
+    if (failure_) throw_failure(call);
+    TESSERA_CHECK(heard, ErrorCode::rank_failed,
+                  "rank {} in {}: nothing was heard from rank 0 for {} s", rank_, describe(call),
+                  std::chrono::duration<double>(collective_ + hub_lead).count());
+  }
+  const std::string payload = std::move(found->second);
+  answers_.erase(found);
+  lock.unlock();
+  Reader reader(payload);
+  std::vector<std::string> messages;
+  for (std::size_t i = 0; i < members; ++i) messages.emplace_back(reader.text());
+  return messages;
+}
+
+ControlGroup::ControlGroup(std::shared_ptr<RankControl> control, std::vector<std::int32_t> members,
+                           std::uint64_t id, std::string name)
+    : control_(std::move(control)), members_(std::move(members)), id_(id), name_(std::move(name)) {
+  const auto here = std::find(members_.begin(), members_.end(), control_->rank());
+  TESSERA_REQUIRE(here != members_.end(), "rank {} is not in '{}'", control_->rank(), name_);
+  position_ = static_cast<int>(here - members_.begin());
+}
+
+std::string ControlGroup::part_of(const Call& call, bool wants_answer,
+                                  std::string_view message) const {
+  return encode({.call = call,
+                 .wants_answer = wants_answer,
+                 .members = members_,
+                 .group_name = name_,
+                 .message = std::string(message)});
+}
+
+void ControlGroup::announce(const Call& call) {
+  control_->check(call);
+  if (size() == 1) return;
+  control_->post(id_, round_++, part_of(call, false, {}));
+}
+
+std::vector<std::string> ControlGroup::exchange(const Call& call, std::string_view message) {
+  control_->check(call);
+  if (size() == 1) return {std::string(message)};
+  const std::uint64_t round = round_++;
+  control_->post(id_, round, part_of(call, true, message));
+  return control_->await(id_, round, members_.size(), call);
+}
+
+ControlGroup ControlGroup::split(int color, int key, std::string_view name) {
+  Writer mine;
+  mine.number<std::int32_t>(color);
+  mine.number<std::int32_t>(key);
+  std::vector<std::tuple<int, std::int32_t>> ordered;  // (key, rank of the world)
+  const auto answers = exchange(Call(Op::split, {.phase = Phase::setup}), mine.bytes());
+  for (std::size_t i = 0; i < answers.size(); ++i) {
+    Reader reader(answers[i]);
+    const auto its_color = reader.number<std::int32_t>();
+    const auto its_key = reader.number<std::int32_t>();
+    if (its_color == color) ordered.emplace_back(its_key, members_[i]);
+  }
+  std::stable_sort(ordered.begin(), ordered.end(), [](const auto& a, const auto& b) {
+    return std::get<0>(a) < std::get<0>(b);  // equal keys keep the order of this group
+  });
+  std::vector<std::int32_t> members;
+  for (const auto& [its_key, rank] : ordered) members.push_back(rank);
+  const std::uint64_t id =
+      mixed(mixed(mixed(14695981039346656037u, id_), ++splits_), static_cast<std::uint64_t>(color));
+  return {control_, std::move(members), id, std::string(name)};
+}
+
+}  // namespace tessera::comm::control

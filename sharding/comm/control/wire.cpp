@@ -1,0 +1,145 @@
+// Sockets and frames.
+#include "sharding/comm/control/wire.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/uio.h>
+
+#include <array>
+#include <cerrno>
+#include <memory>
+
+#include "kernels/base/error.h"
+
+namespace tessera::comm::control {
+namespace {
+
+// Small frames must not wait for each other.
+void disable_delay(int socket) {
+  const int on = 1;
+  TESSERA_SYSTEM(setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)));
+}
+
+// False when the connection ends before the first byte.
+bool receive_exactly(int socket, char* to, std::size_t bytes) {
+  std::size_t done = 0;
+  while (done < bytes) {
+    const ssize_t count = recv(socket, to + done, bytes - done, 0);
+    if (count < 0 && errno == EINTR) continue;
+    if (done == 0 && (count == 0 || (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)))) {
+      return false;
+    }
+    TESSERA_CHECK(count > 0, ErrorCode::rank_failed, "a control connection broke: {}",
+                  count == 0 ? "the other end closed it in the middle of a message"
+                             : describe_errno("recv", errno));
+    done += static_cast<std::size_t>(count);
+  }
+  return true;
+}
+
+}  // namespace
+
+void send_frame(int socket, FrameHeader header, std::string_view payload) {
+  header.bytes = payload.size();
+  std::array<iovec, 2> parts{iovec{&header, sizeof(header)},
+                             iovec{const_cast<char*>(payload.data()), payload.size()}};
+  std::size_t first = 0;
+  while (first < parts.size()) {
+    msghdr message{};
+    message.msg_iov = parts.data() + first;
+    message.msg_iovlen = parts.size() - first;
+    const ssize_t sent = sendmsg(socket, &message, MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    TESSERA_CHECK(sent >= 0, ErrorCode::rank_failed, "a control connection broke: {}",
+                  describe_errno("sendmsg", errno));
+    auto left = static_cast<std::size_t>(sent);
+    while (first < parts.size() && left >= parts[first].iov_len) left -= parts[first++].iov_len;
+    if (first < parts.size()) {
+      parts[first].iov_base = static_cast<char*>(parts[first].iov_base) + left;
+      parts[first].iov_len -= left;
+    }
+  }
+}
+
+std::optional<Frame> receive_frame(int socket) {
+  Frame frame;
+  if (!receive_exactly(socket, reinterpret_cast<char*>(&frame.header), sizeof(frame.header))) {
+    return std::nullopt;
+  }
+  TESSERA_CHECK(
+      frame.header.magic == FrameHeader::magic_number && frame.header.bytes <= max_frame_bytes,
+      ErrorCode::rank_failed,
+      "a control connection carries something else: another program listens there");
+  frame.payload.resize(frame.header.bytes);
+  const bool whole =
+      frame.payload.empty() || receive_exactly(socket, frame.payload.data(), frame.payload.size());
+  TESSERA_CHECK(whole, ErrorCode::rank_failed,
+                "a control connection broke in the middle of a message");
+  return frame;
+}
+
+std::optional<FileDescriptor> listen_on(int port) {
+  FileDescriptor socket_of_hub(TESSERA_SYSTEM(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)));
+  const int on = 1;
+  TESSERA_SYSTEM(setsockopt(socket_of_hub.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_ANY);
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  if (bind(socket_of_hub.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) !=
+      0) {
+    if (errno == EADDRINUSE) return std::nullopt;
+    fail(ErrorCode::configuration,
+         "rank 0 cannot listen on port {}: {}; set MASTER_PORT to another", port,
+         describe_errno("bind", errno));
+  }
+  if (listen(socket_of_hub.get(), SOMAXCONN) != 0) return std::nullopt;
+  return socket_of_hub;
+}
+
+int port_of(int socket) {
+  sockaddr_in address{};
+  socklen_t bytes = sizeof(address);
+  TESSERA_SYSTEM(getsockname(socket, reinterpret_cast<sockaddr*>(&address), &bytes));
+  return ntohs(address.sin_port);
+}
+
+std::optional<FileDescriptor> connect_to(const std::string& host, int port) {
+  addrinfo hints{};
+  hints.ai_family = AF_INET;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int status = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  TESSERA_CHECK(status == 0, ErrorCode::configuration,
+                "rank 0's host '{}' has no address: {}; set MASTER_ADDR to a name or number that "
+                "every host can reach",
+                host, gai_strerror(status));
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
+  for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
+    FileDescriptor connection(
+        TESSERA_SYSTEM(socket(one->ai_family, one->ai_socktype | SOCK_CLOEXEC, one->ai_protocol)));
+    if (connect(connection.get(), one->ai_addr, one->ai_addrlen) == 0) {
+      disable_delay(connection.get());
+      return connection;
+    }
+  }
+  return std::nullopt;
+}
+
+void set_receive_timeout(int socket, std::chrono::milliseconds timeout) {
+  const timeval value{.tv_sec = timeout.count() / 1000, .tv_usec = (timeout.count() % 1000) * 1000};
+  TESSERA_SYSTEM(setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &value, sizeof(value)));
+}
+
+std::string_view Reader::take(std::uint64_t bytes) {
+  TESSERA_CHECK(bytes <= rest_.size(), ErrorCode::rank_failed,
+                "a control message is too short: do all ranks run the same version?");
+  const std::string_view part = rest_.substr(0, bytes);
+  rest_.remove_prefix(bytes);
+  return part;
+}
+
+}  // namespace tessera::comm::control

@@ -1,0 +1,100 @@
+// Collectives by NCCL: setting up, gathers, small messages. Reductions are in reductions.cpp.
+#include "sharding/comm/nccl/communicator.h"
+
+#include "engine/backend.h"
+#include "kernels/base/error.h"
+
+namespace tessera::comm {
+
+NcclCommunicator::NcclCommunicator(std::shared_ptr<NcclJob> job, control::ControlGroup group,
+                                   std::shared_ptr<NcclChannel> channel, bool fixed_order)
+    : job_(std::move(job)),
+      group_(std::move(group)),
+      channel_(std::move(channel)),
+      fixed_order_(fixed_order) {
+  job_->watch(channel_);
+}
+
+NcclBuffer& NcclCommunicator::own(Buffer& buffer, Op op) const {
+  auto* mine = dynamic_cast<NcclBuffer*>(&buffer);
+  TESSERA_REQUIRE(mine != nullptr && mine->owner() == this,
+                  "{} on '{}': the buffer comes from another communicator", name_of(op),
+                  group_.name());
+  return *mine;
+}
+
+Call NcclCommunicator::call_of(Op op, const NcclBuffer& buffer, Tag tag) const {
+  Call call(op, tag);
+  call.bytes = buffer.bytes();
+  call.buffer = buffer.number();
+  call.sharing = buffer.sharing();
+  call.set_name(buffer.name());
+  return call;
+}
+
+std::shared_ptr<Buffer> NcclCommunicator::allocate(std::string_view name, std::size_t bytes,
+                                                   Sharing sharing) {
+  auto buffer = std::make_shared<NcclBuffer>(this, device(), name, bytes, sharing, ++buffers_);
+  (void)group_.exchange(call_of(Op::allocate, *buffer, {.phase = Phase::setup}), {});
+  return buffer;
+}
+
+void NcclCommunicator::acquire(Buffer& buffer) {
+  NcclBuffer& mine = own(buffer, Op::acquire);
+  job_->control().check(call_of(Op::acquire, mine, {}));
+  mine.acquire();
+}
+
+void NcclCommunicator::all_gather(Buffer& buffer, std::size_t bytes, Tag tag) {
+  NcclBuffer& mine = own(buffer, Op::all_gather);
+  TESSERA_REQUIRE(mine.sharing() == Sharing::one_copy,
+                  "all_gather of '{}': the buffer has to be shared as one_copy", mine.name());
+  TESSERA_REQUIRE(bytes <= mine.bytes() && bytes % static_cast<std::size_t>(size()) == 0,
+                  "all_gather of '{}': {} bytes do not divide into {} shares of its {}",
+                  mine.name(), bytes, size(), mine.bytes());
+  Call call = call_of(Op::all_gather, mine, tag);
+  call.bytes = bytes;
+  mine.publish();
+  group_.announce(call);
+  DeviceQueue& queue = current_queue(device());
+  channel_->all_gather(mine.data(), bytes / static_cast<std::size_t>(size()), queue);
+  job_->expect(call, queue.record());
+}
+
+std::vector<std::string> NcclCommunicator::exchange(std::string_view message, Tag tag) {
+  return group_.exchange(Call(Op::exchange, tag), message);
+}
+
+std::string NcclCommunicator::broadcast(std::string_view message, int root, Tag tag) {
+  TESSERA_REQUIRE(root >= 0 && root < size(), "broadcast on '{}' from rank {} of {}", group_.name(),
+                  root, size());
+  Call call(Op::broadcast, tag);
+  call.root = root;
+  auto messages = group_.exchange(call, rank() == root ? message : std::string_view{});
+  return std::move(messages[static_cast<std::size_t>(root)]);
+}
+
+void NcclCommunicator::barrier(Tag tag) {
+  (void)group_.exchange(Call(Op::barrier, tag), {});
+}
+
+std::shared_ptr<Communicator> NcclCommunicator::part(int color, int key, std::string_view name) {
+  control::ControlGroup group = group_.split(color, key, name);
+  std::shared_ptr<NcclChannel> channel = channel_->split(color, key, group.rank());
+  return std::make_shared<NcclCommunicator>(job_, std::move(group), std::move(channel),
+                                            fixed_order_);
+}
+
+std::shared_ptr<Communicator> NcclCommunicator::split(int color, int key, std::string_view name) {
+  return part(color, key, name);
+}
+
+std::shared_ptr<Communicator> NcclCommunicator::duplicate(std::string_view name) {
+  return part(0, rank(), name);
+}
+
+void NcclCommunicator::abort(std::string_view reason) noexcept {
+  job_->control().abort(reason);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,81 @@
+// The communicator of ranks with a GPU each: NCCL for data, the control plane for small messages.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "sharding/comm/communicator.h"
+#include "sharding/comm/nccl/buffer.h"
+#include "sharding/comm/nccl/channel.h"
+#include "sharding/comm/nccl/job.h"
+
+namespace tessera::comm {
+
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(std::shared_ptr<NcclJob> job, control::ControlGroup group,
+                   std::shared_ptr<NcclChannel> channel, bool fixed_order);
+
+  [[nodiscard]] int rank() const override { return group_.rank(); }
+  [[nodiscard]] int size() const override { return group_.size(); }
+  [[nodiscard]] std::string_view backend() const override { return "nccl"; }
+  [[nodiscard]] Device device() const override { return job_->device(); }
+
+  std::shared_ptr<Buffer> allocate(std::string_view name, std::size_t bytes,
+                                   Sharing sharing) override;
+  void acquire(Buffer& buffer) override;
+  void all_gather(Buffer& buffer, std::size_t bytes, Tag tag) override;
+  // The ranges of a unit (tag.unit) and buffer stay what they were at its first call.
+  void reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges, Reduction reduction,
+                      Tag tag) override;
+  void all_reduce(Buffer& buffer, std::int64_t count, void* out, Reduction reduction,
+                  Tag tag) override;
+  std::vector<std::string> exchange(std::string_view message, Tag tag) override;
+  std::string broadcast(std::string_view message, int root, Tag tag) override;
+  void barrier(Tag tag) override;
+  std::shared_ptr<Communicator> split(int color, int key, std::string_view name) override;
+  std::shared_ptr<Communicator> duplicate(std::string_view name) override;
+  void abort(std::string_view reason) noexcept override;
+
+ private:
+  struct Range {
+    std::int64_t first;
+    std::int64_t count;
+    friend bool operator==(const Range&, const Range&) = default;
+    friend auto operator<=>(const Range&, const Range&) = default;
+  };
+  using Ranges = std::vector<Range>;
+  using RangesOfRanks = std::vector<Ranges>;
+
+  NcclBuffer& own(Buffer& buffer, Op op) const;
+  [[nodiscard]] Call call_of(Op op, const NcclBuffer& buffer, Tag tag) const;
+  Call reduction_call(Op op, const NcclBuffer& buffer, const Reduction& reduction, Tag tag) const;
+  const RangesOfRanks& ranges_of_ranks(const Ranges& mine, const Call& call);
+  std::byte* scratch(std::size_t bytes);
+
+  void reduce_in_order_of_nccl(const NcclBuffer& buffer, const std::vector<ReducedRange>& ranges,
+                               const RangesOfRanks& all, const Reduction& reduction);
+  void reduce_in_fixed_order(const NcclBuffer& buffer, const std::vector<ReducedRange>& ranges,
+                             const RangesOfRanks& all, const Reduction& reduction);
+  void all_reduce_in_fixed_order(const NcclBuffer& buffer, std::int64_t count, void* out,
+                                 const Reduction& reduction);
+  // out (+)= scale * the sum over `sources` in the tree of kernels::ReduceRanks.
+  void sum(const std::vector<const void*>& sources, int group, void* out, std::int64_t count,
+           DType in_dtype, const Reduction& reduction);
+  std::shared_ptr<Communicator> part(int color, int key, std::string_view name);
+
+  std::shared_ptr<NcclJob> job_;
+  control::ControlGroup group_;
+  std::shared_ptr<NcclChannel> channel_;
+  bool fixed_order_;
+  std::uint64_t buffers_ = 0;
+  std::map<std::pair<std::uint64_t, Ranges>, RangesOfRanks>
+      known_ranges_;  // by unit and own ranges
+  NcclMemory scratch_;
+};
+
+}  // namespace tessera::comm

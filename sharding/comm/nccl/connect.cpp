@@ -1,0 +1,53 @@
+// From a world to its NCCL communicator.
+#include "sharding/comm/nccl/connect.h"
+
+#include "engine/backend.h"
+#include "engine/cuda/nccl_library.h"
+#include "kernels/base/error.h"
+#include "sharding/comm/nccl.h"
+#include "sharding/comm/nccl/communicator.h"
+#include "sharding/comm/timeout.h"
+
+namespace tessera::comm {
+
+NcclStatus nccl_status() {
+  const cuda::NcclLibrary& library = cuda::nccl_library();
+  return {.in_build = true, .available = library.loaded, .text = library.text};
+}
+
+std::shared_ptr<Communicator> connect_nccl(const World& world, const ConnectOptions& options) {
+  const cuda::NcclLibrary& library = cuda::nccl_library();
+  TESSERA_CHECK(library.loaded, ErrorCode::configuration,
+                "ranks on {} need NCCL, and it cannot be used: {}; install it, or use the CPU",
+                options.device.to_string(), library.text);
+  return connect_nccl_with(library.functions, world, options);
+}
+
+std::shared_ptr<Communicator> connect_nccl_with(const cuda::NcclFunctions& functions,
+                                                const World& world, const ConnectOptions& options) {
+  TESSERA_REQUIRE(options.device.type == DeviceType::cuda, "NCCL on {}",
+                  options.device.to_string());
+  require_device(options.device);
+  backend_of(options.device.type).bind_thread(options.device);
+  const auto timeout = collective_timeout(options);
+  control::ControlPlane plane =
+      control::connect_control_plane(world, options.rendezvous_timeout, timeout);
+  std::vector<std::int32_t> members;
+  for (int rank = 0; rank < world.size; ++rank) members.push_back(rank);
+  control::ControlGroup group(plane.control, std::move(members), 1, "world");
+  const auto job = std::make_shared<NcclJob>(std::move(plane), options.device, timeout);
+  try {
+    const std::string made = world.rank == 0 ? NcclChannel::make_id(functions) : std::string();
+    const std::string id =
+        group.exchange(Call(Op::broadcast, {.phase = Phase::setup}), made).front();
+    std::shared_ptr<NcclChannel> channel =
+        NcclChannel::open(functions, id, world.size, world.rank, timeout);
+    return std::make_shared<NcclCommunicator>(job, std::move(group), std::move(channel),
+                                              options.fixed_order);
+  } catch (const Error& error) {
+    job->control().abort(error.what());
+    throw;
+  }
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,276 @@
+// Reductions over NCCL: by its own collectives, in its order and dtype, or by transfers and our
+// kernel in the order that all other communicators use.
+#include <algorithm>
+
+#include "engine/launch.h"
+#include "kernels/base/error.h"
+#include "sharding/comm/nccl/communicator.h"
+
+namespace tessera::comm {
+namespace {
+
+constexpr std::size_t alignment = 256;
+// all_reduce in the fixed order works in pieces of this many elements, which bounds its scratch.
+constexpr std::int64_t elements_of_a_piece = std::int64_t{1} << 24;
+
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + alignment - 1) / alignment * alignment;
+}
+
+std::size_t bytes_of(std::int64_t count, DType dtype) {
+  return static_cast<std::size_t>(count) * size_of(dtype);
+}
+
+DType sum_dtype(DType in) {
+  return in == float64 ? float64 : float32;
+}
+
+}  // namespace
+
+Call NcclCommunicator::reduction_call(Op op, const NcclBuffer& buffer, const Reduction& reduction,
+                                      Tag tag) const {
+  TESSERA_REQUIRE(buffer.sharing() == Sharing::per_rank,
+                  "{} of '{}': the buffer has to be shared per_rank", name_of(op), buffer.name());
+  const DType out = reduction.out_dtype;
+  TESSERA_REQUIRE(is_floating(reduction.in_dtype) &&
+                      (out == float32 || out == float64 || out == reduction.in_dtype),
+                  "{} of '{}': {} cannot be summed into {}", name_of(op), buffer.name(),
+                  tessera::name_of(reduction.in_dtype), tessera::name_of(out));
+  TESSERA_REQUIRE(reduction.group >= 0, "{} of '{}': groups of {} ranks", name_of(op),
+                  buffer.name(), reduction.group);
+  Call call = call_of(op, buffer, tag);
+  call.in_dtype = reduction.in_dtype;
+  call.out_dtype = reduction.out_dtype;
+  call.accumulate = reduction.accumulate;
+  call.group = reduction.group;
+  call.scale_bits = std::bit_cast<std::uint32_t>(reduction.scale);
+  return call;
+}
+
+std::byte* NcclCommunicator::scratch(std::size_t bytes) {
+  if (scratch_.bytes() < bytes) {
+    current_queue(device()).synchronize();  // the old memory may still be in use
+    scratch_ = {};
+    scratch_ = NcclMemory(device(), bytes, "the scratch of reductions");
+  }
+  return scratch_.data();
+}
+
+const NcclCommunicator::RangesOfRanks& NcclCommunicator::ranges_of_ranks(const Ranges& mine,
+                                                                         const Call& call) {
+  const auto key = std::pair((static_cast<std::uint64_t>(call.unit) << 32) ^ call.bytes, mine);
+  const auto known = known_ranges_.find(key);
+  if (known != known_ranges_.end()) return known->second;
+  control::Writer writer;
+  writer.number<std::uint64_t>(mine.size());
+  for (const Range& range : mine) writer.number(range);
+  RangesOfRanks all;
+  for (const std::string& text : group_.exchange(call, writer.bytes())) {
+    control::Reader reader(text);
+    Ranges& its = all.emplace_back();
+    const auto count = reader.number<std::uint64_t>();
+    for (std::uint64_t i = 0; i < count; ++i) its.push_back(reader.number<Range>());
+  }
+  return known_ranges_.emplace(key, std::move(all)).first->second;
+}
+
+void NcclCommunicator::sum(const std::vector<const void*>& sources, int group, void* out,
+                           std::int64_t count, DType in_dtype, const Reduction& reduction) {
+  const int ranks = static_cast<int>(sources.size());
+  TESSERA_LAUNCH(device(), reduce_ranks,
+                 {.in = sources.data(),
+                  .ranks = ranks,
+                  .group = group == 0 ? ranks : std::min(group, ranks),
+                  .out = out,
+                  .n = count,
+                  .in_dtype = in_dtype,
+                  .out_dtype = reduction.out_dtype,
+                  .scale = reduction.scale,
+                  .accumulate = reduction.accumulate});
+}
+
+void NcclCommunicator::reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges,
+                                      Reduction reduction, Tag tag) {
+  NcclBuffer& mine = own(buffer, Op::reduce_scatter);
+  const Call call = reduction_call(Op::reduce_scatter, mine, reduction, tag);
+  const auto elements = static_cast<std::int64_t>(mine.bytes() / size_of(reduction.in_dtype));
+  Ranges own_ranges;
+  for (const ReducedRange& range : ranges) {
+    TESSERA_REQUIRE(range.first >= 0 && range.count >= 0 && range.first <= elements &&
+                        range.count <= elements - range.first,
+                    "reduce_scatter of '{}': elements {} to {} are not in its {}", mine.name(),
+                    range.first, range.first + range.count, elements);
+    TESSERA_REQUIRE(range.count == 0 || range.out != nullptr,
+                    "reduce_scatter of '{}': a range without an output", mine.name());
+    own_ranges.push_back({range.first, range.count});
+  }
+  mine.publish();
+  const RangesOfRanks& all = ranges_of_ranks(own_ranges, call);
+  group_.announce(call);
+  if (fixed_order_) {
+    reduce_in_fixed_order(mine, ranges, all, reduction);
+  } else {
+    reduce_in_order_of_nccl(mine, ranges, all, reduction);
+  }
+  job_->expect(call, current_queue(device()).record());
+  mine.release();
+}
+
+void NcclCommunicator::reduce_in_order_of_nccl(const NcclBuffer& buffer,
+                                               const std::vector<ReducedRange>& ranges,
+                                               const RangesOfRanks& all,
+                                               const Reduction& reduction) {
+  DeviceQueue& queue = current_queue(device());
+  const std::size_t size_of_element = size_of(reduction.in_dtype);
+  std::size_t bytes = 0;
+  for (const ReducedRange& range : ranges)
+    bytes += aligned(bytes_of(range.count, reduction.in_dtype));
+  std::byte* sums = scratch(std::max<std::size_t>(bytes, alignment));
+
+  // One equal range each, one behind the other, is what NCCL calls a reduce-scatter.
+  bool regular = true;
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    regular = regular && all[r].size() == 1 && all[r][0].count == all[0][0].count &&
+              all[r][0].first == all[0][0].first + static_cast<std::int64_t>(r) * all[0][0].count;
+  }
+  if (regular) {
+    const std::byte* in =
+        buffer.data() + static_cast<std::size_t>(all[0][0].first) * size_of_element;
+    channel_->reduce_scatter(in, sums, all[0][0].count, reduction.in_dtype, queue);
+  } else {
+    std::vector<NcclChannel::Sum> parts;
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      std::byte* to = sums;
+      for (const Range& range : all[r]) {
+        const std::byte* from =
+            buffer.data() + static_cast<std::size_t>(range.first) * size_of_element;
+        const bool here = static_cast<int>(r) == rank();
+        parts.push_back({static_cast<int>(r), from, here ? to : nullptr, range.count});
+        if (here) to += aligned(bytes_of(range.count, reduction.in_dtype));
+      }
+    }
+    channel_->reduce_each(parts, reduction.in_dtype, queue);
+  }
+  const std::byte* from = sums;
+  for (const ReducedRange& range : ranges) {
+    if (range.count > 0) sum({from}, 1, range.out, range.count, reduction.in_dtype, reduction);
+    from += aligned(bytes_of(range.count, reduction.in_dtype));
+  }
+}
+
+void NcclCommunicator::reduce_in_fixed_order(const NcclBuffer& buffer,
+                                             const std::vector<ReducedRange>& ranges,
+                                             const RangesOfRanks& all, const Reduction& reduction) {
+  DeviceQueue& queue = current_queue(device());
+  const std::size_t element_bytes = size_of(reduction.in_dtype);
+  const auto at = [&](std::int64_t first) {
+    return buffer.data() + static_cast<std::size_t>(first) * element_bytes;
+  };
+  std::size_t of_a_rank = 0;
+  for (const ReducedRange& range : ranges) {
+    of_a_rank += aligned(bytes_of(range.count, reduction.in_dtype));
+  }
+  std::byte* received = scratch(std::max(of_a_rank * all.size(), alignment));
+  std::vector<NcclChannel::Transfer> transfers;
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (static_cast<int>(r) == rank()) continue;
+    for (const Range& range : all[r]) {
+      transfers.push_back({static_cast<int>(r), at(range.first), nullptr,
+                           bytes_of(range.count, reduction.in_dtype)});
+    }
+    std::byte* to = received + r * of_a_rank;
+    for (const ReducedRange& range : ranges) {
+      const std::size_t bytes = bytes_of(range.count, reduction.in_dtype);
+      transfers.push_back({static_cast<int>(r), nullptr, to, bytes});
+      to += aligned(bytes);
+    }
+  }
+  channel_->transfer(transfers, queue);
+  std::size_t offset = 0;
+  for (const ReducedRange& range : ranges) {
+    std::vector<const void*> sources;
+    for (std::size_t r = 0; r < all.size(); ++r) {
+      sources.push_back(static_cast<int>(r) == rank() ? at(range.first)
+                                                      : received + r * of_a_rank + offset);
+    }
+    if (range.count > 0) {
+      sum(sources, reduction.group, range.out, range.count, reduction.in_dtype, reduction);
+    }
+    offset += aligned(bytes_of(range.count, reduction.in_dtype));
+  }
+}
+
+void NcclCommunicator::all_reduce(Buffer& buffer, std::int64_t count, void* out,
+                                  Reduction reduction, Tag tag) {
+  NcclBuffer& mine = own(buffer, Op::all_reduce);
+  Call call = reduction_call(Op::all_reduce, mine, reduction, tag);
+  const auto elements = static_cast<std::int64_t>(mine.bytes() / size_of(reduction.in_dtype));
+  TESSERA_REQUIRE(count >= 0 && count <= elements, "all_reduce of '{}': {} elements, and it has {}",
+                  mine.name(), count, elements);
+  TESSERA_REQUIRE(count == 0 || out != nullptr, "all_reduce of '{}' without an output",
+                  mine.name());
+  call.bytes = bytes_of(count, reduction.in_dtype);
+  mine.publish();
+  group_.announce(call);
+  DeviceQueue& queue = current_queue(device());
+  if (fixed_order_) {
+    all_reduce_in_fixed_order(mine, count, out, reduction);
+  } else if (count > 0) {
+    std::byte* sums = scratch(bytes_of(count, reduction.in_dtype));
+    channel_->all_reduce(mine.data(), sums, count, reduction.in_dtype, queue);
+    sum({sums}, 1, out, count, reduction.in_dtype, reduction);
+  }
+  job_->expect(call, queue.record());
+  mine.release();
+}
+
+// Each rank sums its part of a piece; the parts' unscaled sums are gathered, and every rank scales
+// and adds them in the same kernel, hence with the same bits, as reduce_scatter.
+void NcclCommunicator::all_reduce_in_fixed_order(const NcclBuffer& buffer, std::int64_t count,
+                                                 void* out, const Reduction& reduction) {
+  DeviceQueue& queue = current_queue(device());
+  const auto ranks = static_cast<std::size_t>(size());
+  const DType wide = sum_dtype(reduction.in_dtype);
+  Reduction partial = reduction;
+  partial.out_dtype = wide;
+  partial.scale = 1.0f;
+  partial.accumulate = false;
+  for (std::int64_t begin = 0; begin < count; begin += elements_of_a_piece) {
+    const std::int64_t length = std::min(elements_of_a_piece, count - begin);
+    const std::int64_t share = (length + size() - 1) / size();
+    const auto part_of = [&](std::size_t r) {
+      const std::int64_t first = std::min(static_cast<std::int64_t>(r) * share, length);
+      return Range{begin + first, std::min(share, length - first)};
+    };
+    const std::size_t share_bytes = aligned(bytes_of(share, reduction.in_dtype));
+    const std::size_t sum_bytes = bytes_of(share, wide);
+    std::byte* received = scratch(share_bytes * ranks + aligned(sum_bytes * ranks));
+    std::byte* sums = received + share_bytes * ranks;
+    const auto at = [&](std::int64_t first) {
+      return buffer.data() + static_cast<std::size_t>(first) * size_of(reduction.in_dtype);
+    };
+    const auto here = static_cast<std::size_t>(rank());
+    const Range own_part = part_of(here);
+    std::vector<NcclChannel::Transfer> transfers;
+    std::vector<const void*> sources;
+    for (std::size_t r = 0; r < ranks; ++r) {
+      sources.push_back(r == here ? at(own_part.first) : received + r * share_bytes);
+      if (r == here) continue;
+      const Range its = part_of(r);
+      transfers.push_back(
+          {static_cast<int>(r), at(its.first), nullptr, bytes_of(its.count, reduction.in_dtype)});
+      transfers.push_back({static_cast<int>(r), nullptr, received + r * share_bytes,
+                           bytes_of(own_part.count, reduction.in_dtype)});
+    }
+    channel_->transfer(transfers, queue);
+    if (own_part.count > 0) {
+      sum(sources, reduction.group, sums + here * sum_bytes, own_part.count, reduction.in_dtype,
+          partial);
+    }
+    channel_->all_gather(sums, sum_bytes, queue);
+    std::byte* target = static_cast<std::byte*>(out) + bytes_of(begin, reduction.out_dtype);
+    sum({sums}, 1, target, length, wide, reduction);
+  }
+}
+
+}  // namespace tessera::comm

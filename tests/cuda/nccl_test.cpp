@@ -1,0 +1,184 @@
+// The NCCL communicator over a stand-in for NCCL: in the fixed order the bits of every other
+// communicator, in NCCL's own close to them; ranks that differ, hang or give up are named.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <mutex>
+
+#include "cuda/comm_testing.h"
+#include "cuda/nccl_ranks.h"
+#include "sharding/comm/world.h"
+
+namespace tessera::testing {
+namespace {
+
+using comm::Communicator;
+using comm::Sharing;
+
+Results over_nccl(int ranks, bool fixed_order, const Program& program) {
+  Results results;
+  std::mutex mutex;
+  expect_no_failure(run_nccl(ranks,
+                             [&](const Ranks& communicator) {
+                               std::vector<Bytes> seen;
+                               program(communicator, seen);
+                               communicator->barrier();
+                               const std::lock_guard lock(mutex);
+                               results[communicator->rank()] = std::move(seen);
+                             },
+                             {.fixed_order = fixed_order}));
+  return results;
+}
+
+Results on_the_cpu(int ranks, const Program& program) {
+  Results results;
+  std::mutex mutex;
+  comm::run_local(ranks, [&](const Ranks& communicator) {
+    std::vector<Bytes> seen;
+    program(communicator, seen);
+    const std::lock_guard lock(mutex);
+    results[communicator->rank()] = std::move(seen);
+  });
+  return results;
+}
+
+void sums(const Ranks& communicator, std::vector<Bytes>& seen) {
+  reduce(communicator, 517, {.scale = 0.25f}, seen);
+  reduce(communicator, 300, {.in_dtype = bfloat16, .scale = 0.5f, .accumulate = true}, seen);
+  reduce(communicator, 260, {.in_dtype = bfloat16, .out_dtype = bfloat16}, seen);
+  reduce(communicator, 100, {.in_dtype = float16, .group = 2}, seen);
+}
+
+TEST(Nccl, GathersInOrder) {
+  for (const int ranks : {1, 2, 3}) {
+    EXPECT_TRUE(over_nccl(ranks, false, gather_several_times) ==
+                on_the_cpu(ranks, gather_several_times))
+        << ranks << " ranks";
+  }
+}
+
+TEST(Nccl, TheFixedOrderGivesTheBitsOfOtherCommunicators) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    EXPECT_TRUE(over_nccl(ranks, true, sums) == on_the_cpu(ranks, sums)) << ranks << " ranks";
+  }
+}
+
+// fp32 results only: NCCL sums 16-bit gradients in 16 bits.
+TEST(Nccl, ItsOwnOrderIsCloseToTheFixedOne) {
+  const Program program = [](const Ranks& communicator, std::vector<Bytes>& seen) {
+    reduce(communicator, 517, {.scale = 0.25f, .accumulate = true}, seen);
+  };
+  const Results own = over_nccl(4, false, program);
+  const Results expected = on_the_cpu(4, program);
+  for (const auto& [rank, outputs] : expected) {
+    ASSERT_EQ(own.at(rank).size(), outputs.size());
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      for (std::size_t at = 0; at < outputs[i].size(); at += sizeof(float)) {
+        float want = 0, have = 0;
+        std::memcpy(&want, outputs[i].data() + at, sizeof(float));
+        std::memcpy(&have, own.at(rank)[i].data() + at, sizeof(float));
+        ASSERT_NEAR(have, want, 1e-5 * std::max(1.0f, std::fabs(want)));
+      }
+    }
+  }
+}
+
+// Equal ranges one behind the other are NCCL's own reduce-scatter.
+TEST(Nccl, EqualSharesAreOneReduceScatter) {
+  const Program program = [](const Ranks& ranks, std::vector<Bytes>& seen) {
+    constexpr std::int64_t share = 64;
+    const std::int64_t count = share * ranks->size();
+    const auto buffer =
+        ranks->allocate("even", static_cast<std::size_t>(count) * sizeof(float), Sharing::per_rank);
+    const Output out(ranks->device(), Bytes(share * sizeof(float)));
+    ranks->acquire(*buffer);
+    // Small whole numbers: exact in any order.
+    Bytes mine(static_cast<std::size_t>(count) * sizeof(float));
+    for (std::int64_t i = 0; i < count; ++i) {
+      const auto value = static_cast<float>(i % 50 + ranks->rank());
+      std::memcpy(mine.data() + i * 4, &value, 4);
+    }
+    upload(ranks->device(), buffer->data(), mine);
+    ranks->reduce_scatter(*buffer, {{ranks->rank() * share, share, out.data()}}, {}, {});
+    seen.push_back(out.read());
+  };
+  EXPECT_TRUE(over_nccl(3, false, program) == on_the_cpu(3, program));
+}
+
+TEST(Nccl, GroupsChannelsAndMessages) {
+  const Program program = [](const Ranks& ranks, std::vector<Bytes>& seen) {
+    const auto half = ranks->split(ranks->rank() % 2, -ranks->rank(), "half");
+    reduce(half, 65, {}, seen);
+    gather_several_times(half->duplicate("again"), seen);
+    std::string all;
+    for (const std::string& text : ranks->exchange(std::string(1, char('a' + ranks->rank())), {})) {
+      all += text;
+    }
+    EXPECT_EQ(all, "abcd");
+    EXPECT_EQ(
+        ranks->broadcast("from " + all.substr(static_cast<std::size_t>(ranks->rank()), 1), 2, {}),
+        "from c");
+  };
+  EXPECT_TRUE(over_nccl(4, true, program) == on_the_cpu(4, program));
+}
+
+void expect_all_say(const std::vector<std::string>& failures,
+                    std::initializer_list<const char*> parts) {
+  for (const std::string& failure : failures) {
+    for (const char* part : parts) {
+      EXPECT_NE(failure.find(part), std::string::npos) << part << " is not in: " << failure;
+    }
+  }
+}
+
+TEST(Nccl, MismatchesNameBothRanks) {
+  const auto failures = run_nccl(2,
+                                 [](const Ranks& ranks) {
+                                   const auto buffer =
+                                       ranks->allocate("pooled", 256, Sharing::one_copy);
+                                   ranks->acquire(*buffer);
+                                   ranks->all_gather(*buffer, ranks->rank() == 0 ? 64 : 128, {});
+                                   ranks->barrier();
+                                 },
+                                 {.collective_timeout = std::chrono::seconds(60)});
+  expect_all_say(failures, {"rank 0", "64 bytes", "rank 1", "128 bytes"});
+}
+
+TEST(Nccl, ARankThatGivesUpEndsTheOthers) {
+  const auto failures = run_nccl(3, [](const Ranks& ranks) {
+    ranks->barrier();
+    if (ranks->rank() == 1) throw std::runtime_error("rank 1's own trouble");
+    const auto buffer = ranks->allocate("gradients", 4096, Sharing::per_rank);
+  });
+  EXPECT_EQ(failures[1], "rank 1's own trouble");
+  expect_all_say({failures[0], failures[2]}, {"rank 1", "gave up", "rank 1's own trouble"});
+}
+
+TEST(Nccl, ARankThatDoesNotComeIsNamed) {
+  const auto failures = run_nccl(
+      3, [](const Ranks&) { FAIL() << "there is no world"; },
+      {.rendezvous_timeout = std::chrono::seconds(2)}, 2);
+  expect_all_say({failures[0], failures[1]}, {"rank(s) 2 of 3 did not come within 2 s"});
+}
+
+// Rank 1 computes, or hangs: it never comes to the collective.
+TEST(Nccl, ARankThatHangsIsNamed) {
+  const auto failures = run_nccl(2,
+                                 [](const Ranks& ranks) {
+                                   const auto buffer =
+                                       ranks->allocate("pooled", 256, Sharing::one_copy);
+                                   if (ranks->rank() == 1) {
+                                     std::this_thread::sleep_for(std::chrono::seconds(4));
+                                     ranks->barrier();
+                                     return;
+                                   }
+                                   ranks->acquire(*buffer);
+                                   ranks->all_gather(*buffer, 256, {.step = 7});
+                                   ranks->barrier();
+                                 },
+                                 {.collective_timeout = std::chrono::seconds(2)});
+  expect_all_say({failures[0]}, {"rank 1", "all_gather of 'pooled'", "step 7"});
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,57 @@
+// Training over NCCL in the fixed order gives the bits of ranks that share a GPU, under every
+// strategy; in NCCL's own order the losses stay close.
+#include <cmath>
+
+#include "cuda/nccl_ranks.h"
+#include "sharding/sharding_testing.h"
+
+namespace tessera::testing {
+namespace {
+
+constexpr Device gpu = Device::cuda();
+
+// Ranks as threads over NCCL, each with a context as init() makes it.
+TrainingCase over_nccl(bool fixed_order) {
+  TrainingCase what{.max_norm = 1e-2, .steps = 2, .batch = 1, .device = gpu};
+  what.launcher = [fixed_order](int ranks, const std::function<void(Context&)>& fn) {
+    const auto rank = [&](const std::shared_ptr<comm::Communicator>& communicator) {
+      const DeviceGuard on_the_gpu(gpu);
+      Context context(world_of(communicator->rank(), ranks, 0), communicator);
+      fn(context);
+    };
+    expect_no_failure(run_nccl(ranks, rank, {.fixed_order = fixed_order}));
+  };
+  return what;
+}
+
+TEST(NcclTraining, TheFixedOrderGivesTheBitsOfASharedGpu) {
+  const TrainingCase shared{.max_norm = 1e-2, .steps = 2, .batch = 1, .device = gpu};
+  const Trajectory expected = train_toy(2, toy_options(Strategy::full_shard), shared);
+  for (const auto& options :
+       {toy_options(Strategy::full_shard), toy_options(Strategy::no_shard),
+        toy_options(Strategy::shard_grad_op), toy_options(Strategy::hybrid_shard, 1)}) {
+    EXPECT_TRUE(same_bits(expected, train_toy(2, options, over_nccl(true)))) << describe(options);
+  }
+}
+
+TEST(NcclTraining, GroupsOfTwoGiveTheSameBits) {
+  const TrainingCase shared{.max_norm = 1e-2, .steps = 2, .batch = 1, .device = gpu};
+  const Trajectory expected = train_toy(4, toy_options(Strategy::full_shard), shared);
+  EXPECT_TRUE(
+      same_bits(expected, train_toy(4, toy_options(Strategy::hybrid_shard, 2), over_nccl(true))));
+}
+
+TEST(NcclTraining, ItsOwnOrderStaysClose) {
+  const TrainingCase shared{.max_norm = 1e-2, .steps = 2, .batch = 1, .device = gpu};
+  const std::vector<double> expected =
+      train_toy(3, toy_options(Strategy::full_shard), shared).mean_losses();
+  const std::vector<double> got =
+      train_toy(3, toy_options(Strategy::full_shard), over_nccl(false)).mean_losses();
+  ASSERT_EQ(expected.size(), got.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    EXPECT_NEAR(got[i], expected[i], 1e-5 * std::abs(expected[i]));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing
