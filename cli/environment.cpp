@@ -12,9 +12,11 @@
 #include <sstream>
 
 #include "cli/launch.h"
+#include "engine/backend.h"
 #include "kernels/base/error.h"
 #include "kernels/base/parallel.h"
 #include "kernels/cpu/description.h"
+#include "sharding/comm/nccl.h"
 
 namespace tessera::cli {
 namespace {
@@ -56,8 +58,21 @@ Json cpu(const kernels::cpu::Description& description) {
           {"features", features}};
 }
 
-Json part(bool built, std::string_view otherwise) {
-  return {{"built", built}, {"note", built ? "" : std::string(otherwise)}};
+// A part of the build, and why it cannot be used here (empty: it can).
+Json part(bool built, std::string_view note) {
+  return {{"built", built}, {"note", note}};
+}
+
+Json gpus() {
+  Json list = Json::object();
+  for (const DeviceDescription& gpu : backend_of(DeviceType::cuda).describe()) {
+    list[gpu.device.to_string()] =
+        fmt::format("{}, compute capability {}.{}, {} multiprocessors, {:.1f} GiB, {:.1f} free",
+                    gpu.name, gpu.compute_capability / 10, gpu.compute_capability % 10,
+                    gpu.multiprocessors, static_cast<double>(gpu.memory_bytes) / (1 << 30),
+                    static_cast<double>(gpu.free_bytes) / (1 << 30));
+  }
+  return list;
 }
 
 std::string compiler() {
@@ -102,17 +117,22 @@ Json describe_environment() {
       {"fmt",
        fmt::format("{}.{}.{}", FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100)},
       {"CLI11", CLI11_VERSION}};
-  result["parts"] = {{"communicators", "local, shm"},
-                     {"CUDA", part(false, "not in this version")},
-                     {"NCCL", part(false, "not in this version")},
-                     {"MPI", part(false, "not in this version")}};
+  const Backend& cuda = backend_of(DeviceType::cuda);
+  const comm::NcclStatus nccl = comm::nccl_status();
+  result["gpus"] = gpus();
+  result["parts"] = {
+      {"communicators", nccl.available ? "local, shm, nccl" : "local, shm"},
+      {"CUDA", part(cuda.in_build(), cuda.unavailable_reason())},
+      {"NCCL", part(nccl.in_build, nccl.text)},
+      {"MPI", part(cuda.in_build(), cuda.in_build() ? "loaded with TESSERA_BOOTSTRAP=mpi"
+                                                    : "this build has no CUDA")}};
   return result;
 }
 
 std::string environment_text(const Json& environment) {
   std::string text;
   for (const auto& [title, section] : environment.items()) {
-    text += title + "\n";
+    text += title + (section.empty() ? ": none\n" : "\n");
     for (const auto& [name, value] : section.items()) {
       std::string shown;
       if (name == "features") {
@@ -120,9 +140,10 @@ std::string environment_text(const Json& environment) {
           if (has.get<bool>()) shown += (shown.empty() ? "" : " ") + feature;
         }
       } else if (value.is_object()) {
-        shown = value["built"].get<bool>()
-                    ? "built"
-                    : fmt::format("not built ({})", value_text(value["note"]));
+        shown = value["built"].get<bool>() ? "built" : "not built";
+        if (const std::string note = value_text(value["note"]); !note.empty()) {
+          shown += fmt::format(" ({})", note);
+        }
       } else if (name.ends_with("_bytes")) {
         shown = fmt::format("{:.1f} GiB", value.get<double>() / (1 << 30));
       } else {

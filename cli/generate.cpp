@@ -13,6 +13,7 @@
 #include "checkpoint/safetensors.h"
 #include "cli/subcommands.h"
 #include "engine/autograd.h"
+#include "engine/backend.h"
 #include "engine/data/tokenizer.h"
 #include "kernels/base/error.h"
 #include "models/generate.h"
@@ -30,6 +31,7 @@ struct GenerateCommand {
   std::vector<std::int64_t> prompt_ids;
   models::GenerateOptions options;
   std::string logits_file;
+  std::string device = "auto";
 
   [[nodiscard]] int run() const;
   [[nodiscard]] std::unique_ptr<models::LanguageModel> load_model() const;
@@ -63,10 +65,11 @@ std::vector<checkpoint::LogicalTensor> whole_tensors(const models::LanguageModel
   std::vector<checkpoint::LogicalTensor> tensors;
   for (const auto& parameter : model.named_parameters()) {
     const auto sizes = parameter.shape.sizes();
-    tensors.push_back({parameter.name,
-                       parameter.tensor.dtype(),
-                       {sizes.begin(), sizes.end()},
-                       {{0, parameter.tensor.elements(), parameter.tensor.data()}}});
+    tensors.push_back(
+        {parameter.name,
+         parameter.tensor.dtype(),
+         {sizes.begin(), sizes.end()},
+         {{0, parameter.tensor.elements(), parameter.tensor.data(), parameter.tensor.device()}}});
   }
   return tensors;
 }
@@ -116,7 +119,10 @@ void GenerateCommand::write_logits(models::LanguageModel& model,
                 "--logits: a prompt of {} tokens; the model takes 1 to {}", length,
                 model.positions());
   const Tensor logits =
-      cast(model.forward(Tensor::from(std::span<const std::int64_t>(ids), {1, length})), float32);
+      cast(model.forward(
+               Tensor::from(std::span<const std::int64_t>(ids), {1, length}).to(default_device())),
+           float32)
+          .to(Device::cpu());
   checkpoint::write_safetensors(
       logits_file, {{{"logits", float32, {length, model.vocabulary()}}, logits.data()}});
 }
@@ -124,6 +130,7 @@ void GenerateCommand::write_logits(models::LanguageModel& model,
 int GenerateCommand::run() const {
   TESSERA_CHECK(prompt.empty() != prompt_ids.empty(), ErrorCode::usage,
                 "give the beginning of the text either as --prompt TEXT or as --prompt-ids 1,2,3");
+  const DeviceGuard on_device(parse_device(device));
   const auto model = load_model();
   const std::vector<std::int64_t> ids = tokens(*model);
   if (!logits_file.empty()) write_logits(*model, ids);
@@ -184,6 +191,11 @@ void add_generate(CLI::App& command, Invocation& invocation) {
       ->check(not_negative)
       ->capture_default_str();
   command.add_option("--seed", options->options.seed, "Of the draws")->capture_default_str();
+  command
+      .add_option("--device", options->device,
+                  "Where to compute; auto takes a GPU where there is one")
+      ->type_name("auto|cpu|cuda")
+      ->capture_default_str();
   command
       .add_option("--logits", options->logits_file,
                   "Write the prompt's logits [tokens, vocabulary] as fp32 safetensors")

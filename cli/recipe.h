@@ -82,6 +82,7 @@ struct ShardingRecipe {
   MixedPrecision mixed_precision = MixedPrecision::no;
   std::optional<DType> reduce_dtype;            // absent: the dtype of mixed_precision
   std::optional<std::int64_t> group_size;       // absent: the ranks of a host (LOCAL_WORLD_SIZE)
+  bool fixed_reduction_order = false;           // over NCCL: sum as the other backends do
   std::optional<std::int64_t> reduction_group;  // absent: group_size for HYBRID_*, else one tree
 };
 

@@ -226,7 +226,7 @@ std::vector<RecipeKey> train_keys() {
       choice(TESSERA_KEY(train, device),
              std::vector<Choice<DeviceChoice>>{{"auto", DeviceChoice::automatic},
                                                {"cpu", DeviceChoice::cpu},
-                                               {"cuda", DeviceChoice::cuda, false}},
+                                               {"cuda", DeviceChoice::cuda}},
              "Where to compute; `auto` takes a GPU where there is one."),
   };
 }
@@ -300,6 +300,10 @@ std::vector<RecipeKey> precision_and_group_keys() {
               "under "
               "every strategy; needed only to compare HYBRID_* whose group is no power of two.",
               at_least(1))),
+      key(TESSERA_KEY(sharding, fixed_reduction_order),
+          "Ranks over NCCL: sum gradients in the order of the other communicators instead of "
+          "NCCL's, "
+          "so that every strategy gives the same bits. Elsewhere that is always so."),
       always("sharding.use_orig_params", true,
              "Accelerate's key; parameters always keep their names and shapes."),
       always("sharding.sync_module_states", true,

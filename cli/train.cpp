@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 
+#include "cli/device.h"
 #include "cli/interruption.h"
 #include "cli/metrics.h"
 #include "cli/progress.h"
@@ -19,11 +20,16 @@ constexpr int signal_exit_base = 128;
 struct TrainCommand {
   std::string file;
   std::vector<std::string> overrides;
+  std::string device;
 
   [[nodiscard]] int run() const {
-    const Recipe recipe = load_recipe(file, overrides);
-    validate(recipe, comm::world_from_environment().size);
-    Context context = init();
+    std::vector<std::string> settings = overrides;
+    if (!device.empty()) settings.push_back("train.device=" + device);
+    const Recipe recipe = load_recipe(file, settings);
+    const comm::World world = comm::world_from_environment();
+    validate(recipe, world.size);
+    Context context =
+        init(choose_device(recipe, world), {.fixed_order = recipe.sharding.fixed_reduction_order});
     TrainingRun training(recipe, context);
     const std::vector<std::string> notes = training.resume();
     training.prepare_folder();
@@ -87,6 +93,8 @@ void add_train(CLI::App& command, Invocation& invocation) {
       .add_option("--set", options->overrides, "Override a key, as in train.steps=100; repeatable")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
+  command.add_option("--device", options->device, "Where to compute; the same as train.device")
+      ->type_name("auto|cpu|cuda");
   command.callback(
       [options, &invocation] { invocation.action = [options] { return options->run(); }; });
 }

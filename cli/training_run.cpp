@@ -5,8 +5,10 @@
 #include <cmath>
 #include <cstring>
 
+#include "cli/device.h"
 #include "cli/interruption.h"
 #include "engine/autograd.h"
+#include "engine/memory.h"
 #include "engine/random.h"
 #include "kernels/base/error.h"
 #include "models/registry.h"
@@ -84,8 +86,8 @@ optim::Schedule make_schedule(const TrainRecipe& train) {
   return schedule;
 }
 
-Tensor ids_of(const std::vector<std::int32_t>& ids, const Batch& batch) {
-  return Tensor::from(std::span<const std::int32_t>(ids), {batch.count, batch.seq_len});
+Tensor ids_of(const std::vector<std::int32_t>& ids, const Batch& batch, Device device) {
+  return Tensor::from(std::span<const std::int32_t>(ids), {batch.count, batch.seq_len}).to(device);
 }
 
 // A NaN's sign bit says nothing and differs between compilers: messages do not show it.
@@ -104,9 +106,6 @@ struct StepReport {
 
 TrainingRun::TrainingRun(const Recipe& recipe, Context context)
     : recipe_(recipe), context_(std::move(context)), schedule_(make_schedule(recipe.train)) {
-  TESSERA_CHECK(recipe_.train.device != DeviceChoice::cuda, ErrorCode::configuration,
-                "{}: train.device: cuda is not in this build; use cpu or auto",
-                where(recipe_, "train.device"));
   batch_size_ = batch_size_per_rank(recipe_, context_.world_size());
 
   // Data first: what is wrong with a file is said before a model is built.
@@ -145,7 +144,9 @@ double TrainingRun::forward_backward(std::int64_t micro_batch, std::int64_t accu
   samples_->fill(first, batch_size_, batch_);
   begin_batch(
       {static_cast<std::uint64_t>(position_.micro_batches + micro_batch), first, batch_size_});
-  const Tensor loss = model_->loss(ids_of(batch_.inputs, batch_), ids_of(batch_.targets, batch_));
+  const Device device = context_.device();
+  const Tensor loss =
+      model_->loss(ids_of(batch_.inputs, batch_, device), ids_of(batch_.targets, batch_, device));
   const double value = loss.item();
   // With several micro-batches the gradient is that of their mean.
   (accumulated == 1 ? loss : loss * (1.0 / static_cast<double>(accumulated))).backward();
@@ -190,8 +191,16 @@ StepMetrics TrainingRun::step() {
   return metrics;
 }
 
+// Resident memory of the process; on a GPU what tensors and communication hold there.
+std::int64_t TrainingRun::peak_bytes() const {
+  const Device device = context_.device();
+  if (device.type == DeviceType::cpu) return peak_resident_bytes();
+  return static_cast<std::int64_t>(MemoryPool::current(device)->stats().peak_in_use +
+                                   sharded_->communication().buffer_bytes);
+}
+
 void TrainingRun::agree(StepMetrics& metrics, double loss) {
-  StepReport mine{loss, peak_resident_bytes(), InterruptionWatch::signal()};
+  StepReport mine{loss, peak_bytes(), InterruptionWatch::signal()};
   std::string bytes(sizeof mine, '\0');
   std::memcpy(bytes.data(), &mine, sizeof mine);
   double total = 0;
@@ -216,7 +225,9 @@ double TrainingRun::evaluate() {
     const std::int64_t first =
         first_sample_of(i, context_.world_size(), context_.rank(), batch_size_);
     const Batch batch = validation_->batch(first, batch_size_);
-    total += model_->loss(ids_of(batch.inputs, batch), ids_of(batch.targets, batch)).item();
+    const Device device = context_.device();
+    total += model_->loss(ids_of(batch.inputs, batch, device), ids_of(batch.targets, batch, device))
+                 .item();
   }
   return context_.mean(total / static_cast<double>(recipe_.train.eval_batches));
 }
@@ -226,8 +237,9 @@ std::string TrainingRun::describe() const {
   for (const auto& parameter : sharded_->sharded_parameters())
     parameters += parameter.shape.elements();
   return fmt::format(
-      "{} parameters, {} over {} ranks, batch {} x {} tokens a rank, {} samples an epoch",
-      parameters, name_of(recipe_.sharding.sharding_strategy), context_.world_size(), batch_size_,
+      "{} parameters on {}, {} over {} ranks, batch {} x {} tokens a rank, {} samples an epoch",
+      parameters, describe_choice(recipe_, context_.device()),
+      name_of(recipe_.sharding.sharding_strategy), context_.world_size(), batch_size_,
       recipe_.model.seq_len, samples_->samples_per_epoch());
 }
 

@@ -56,6 +56,7 @@ class TrainingRun {
   void load_checkpoint(const std::string& folder);
   double forward_backward(std::int64_t micro_batch, std::int64_t accumulated);
   void agree(StepMetrics& metrics, double loss);
+  [[nodiscard]] std::int64_t peak_bytes() const;
 
   Recipe recipe_;
   Context context_;

@@ -32,6 +32,9 @@ default_jobs() {
 }
 jobs=${TESSERA_JOBS:-$(default_jobs)}
 
+# Clones in different places share what ccache holds: paths are taken from the repository.
+export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$root} CCACHE_NOHASHDIR=${CCACHE_NOHASHDIR:-1}
+
 # The build folder of a preset: build for release, build-NAME for the others (CMakePresets.json agrees).
 build_folder() { if [[ $1 == release ]]; then echo build; else echo "build-$1"; fi; }
 

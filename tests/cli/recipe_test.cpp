@@ -209,8 +209,8 @@ TEST(Recipe, FeaturesThatDoNotExistAreRefusedByName) {
   for (const char* text :
        {"log: {tensorboard: out}", "log: {trace: t}", "sharding: {offload_params: true}",
         "sharding: {activation_checkpointing: true}", "sharding: {mixed_precision: fp16}",
-        "sharding: {reshard_after_forward: 2}", "train: {device: cuda}",
-        "checkpoint: {state_dict_type: LOCAL_STATE_DICT}", "sharding: {use_orig_params: false}"}) {
+        "sharding: {reshard_after_forward: 2}", "checkpoint: {state_dict_type: LOCAL_STATE_DICT}",
+        "sharding: {use_orig_params: false}"}) {
     EXPECT_NE(refusal_of(text).find("is not available in this version"), std::string::npos)
         << refusal_of(text);
   }

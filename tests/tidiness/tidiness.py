@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks the source tree: includes go down the floors, never up; no path of somebody's machine; headers guarded.
+"""Checks the source tree: includes go down the floors, never up; no path of somebody's machine; headers guarded;
+the GPU stays where it belongs (launches, CUDA's types, the emulator, a GPU kernel for every op).
 
 Errors fail the test. Long files and lines, and files that do not open with a comment on their job, are
 warnings: they are printed and counted, and a reviewer decides.
@@ -11,9 +12,11 @@ import re
 import sys
 
 # From the ground up. `tessera` is the one header that users include; bench and cli share the top floor.
-FLOORS = {"kernels": 0, "engine": 1, "sharding": 2, "checkpoint": 3, "models": 4, "tessera": 5, "cli": 6,
-          "bench": 6}
+FLOORS = {"kernels": 0, "engine": 1, "emulator": 1, "sharding": 2, "checkpoint": 3, "models": 4, "tessera": 5,
+          "cli": 6, "bench": 6}
 FREE = ("tests", "examples")  # may include any floor
+# The emulated GPU belongs to the tests. Kernels reach it in two headers, where nvcc does not compile them.
+EMULATOR_GATES = (os.path.join("kernels", "cuda", "gpu.h"), os.path.join("kernels", "cuda", "launch.h"))
 LONGEST_FILE = 400
 LONGEST_LINE = 100
 
@@ -22,6 +25,15 @@ TEXT = CPP + (".py", ".sh", ".cmake", ".txt", ".md", ".yaml", ".yml", ".json", "
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
 # Written in two pieces, so that this file passes its own check.
 MACHINE_PATH = re.compile(r"(?<![\w.$}~])/(?:work|root|home|Users)" + r"/[\w.-]+")
+# The one file that starts kernels: launches elsewhere would be invisible to the access checker.
+LAUNCHER = os.path.join("kernels", "cuda", "launch.h")
+# What headers above the engine must not show: CUDA's and NCCL's headers and types, and our own headers with them.
+FLOORS_WITHOUT_CUDA = ("sharding", "checkpoint", "models", "cli")
+CUDA_HEADER = re.compile(r"^(?:cuda\w*\.h|cuda/.*|cublas\w*\.h|cudnn\w*\.h|nccl\w*\.h|nvtx3/.*"
+                         r"|(?:kernels|engine)/cuda/.*)$")
+CUDA_TYPE = re.compile(r"\b(?:(?:cuda|cublas|cudnn|nccl)[A-Z]\w*_t|CU(?:stream|event|device|context)|ncclUniqueId"
+                       r"|cudaDeviceProp|__nv_bfloat16|__half)\b")
+OPS = re.compile(r"^ *X\((\w+), *\w+\)", re.MULTILINE)
 
 
 def files_of(root):
@@ -50,10 +62,70 @@ def include_error(root, path, quote, target):
             return f'"{target}" is no file of the repository: name it by its path from the root'
     if target_floor not in FLOORS or source_floor not in FLOORS:
         return None
+    if target_floor == "emulator" and source_floor != "emulator":
+        allowed = path in EMULATOR_GATES
+        return None if allowed else f"{target} is for tests: nothing that is delivered includes the emulator"
     if FLOORS[target_floor] > FLOORS[source_floor]:
         return (f"{source_floor} includes {target}, which is on a floor above "
                 "(kernels < engine < sharding < checkpoint < models < cli, bench)")
     return None
+
+
+def lines_of_nvcc(lines):
+    """The numbers of the lines that nvcc compiles; `#if defined(__CUDACC__)`, its negation and `#else` are known."""
+    seen, conditions = set(), []
+    for number, line in enumerate(lines, start=1):
+        words = line.strip()
+        if words.startswith("#if"):
+            # Of other conditions (None) both branches count as nvcc's.
+            negated = words.startswith("#ifndef") or "!defined" in words
+            conditions.append(not negated if "__CUDACC__" in words else None)
+        elif words.startswith(("#else", "#elif")) and conditions and conditions[-1] is not None:
+            conditions[-1] = not conditions[-1]
+        elif words.startswith("#endif") and conditions:
+            conditions.pop()
+        elif False not in conditions:
+            seen.add(number)
+    return seen
+
+
+def gpu_errors(path, lines):
+    """Lists (line number, message): launches, CUDA's types and the emulator where they do not belong."""
+    errors = []
+    floor = path.split(os.sep)[0]
+    hides_cuda = floor in FLOORS_WITHOUT_CUDA and path.endswith((".h", ".cuh"))
+    nvcc = lines_of_nvcc(lines) if path in EMULATOR_GATES else ()
+    for number, line in enumerate(lines, start=1):
+        code = line.split("//")[0]
+        include = INCLUDE.match(line)
+        if "<<<" in code and path != LAUNCHER:
+            errors.append((number, "a kernel is launched by launch() of kernels/cuda/launch.h, not by <<< >>>"))
+        if hides_cuda and include and CUDA_HEADER.match(include.group(2)):
+            errors.append((number, f"a header of {floor} shows CUDA: {include.group(2)}"))
+        if hides_cuda and not include and CUDA_TYPE.search(code):
+            errors.append((number, f"a header of {floor} names a CUDA type: {CUDA_TYPE.search(code).group(0)}"))
+        if number in nvcc and include and include.group(2).startswith("emulator/"):
+            errors.append((number, f"{include.group(2)} must be out of nvcc's sight, under #if !defined(__CUDACC__)"))
+    return errors
+
+
+def missing_gpu_kernels(root):
+    """Lists (path, line, message): an op of kernels/registry.h that no file of kernels/cuda defines. The linker would
+    say so as well, but not where the tree is built without CUDA."""
+    registry = os.path.join("kernels", "registry.h")
+    folder = os.path.join(root, "kernels", "cuda")
+    if not os.path.exists(os.path.join(root, registry)):
+        return []
+    with open(os.path.join(root, registry), encoding="utf-8") as file:
+        text = file.read()
+    sources = ""
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+        if name.endswith((".cu", ".cpp")):
+            with open(os.path.join(folder, name), encoding="utf-8") as file:
+                sources += file.read()
+    return [(registry, text.count("\n", 0, op.start(1)) + 1, f"kernels/cuda has no `void {op.group(1)}(const ...)`")
+            for op in OPS.finditer(text)
+            if not re.search(rf"^void {op.group(1)}\(const ", sources, re.MULTILINE)]
 
 
 def check_file(root, path, lines):
@@ -74,6 +146,7 @@ def check_file(root, path, lines):
             if message:
                 errors.append((number, message))
     if is_cpp:
+        errors += gpu_errors(path, lines)
         if path.endswith((".h", ".cuh")) and not path.endswith("-inl.h") \
                 and not any(line.startswith("#pragma once") for line in lines):
             errors.append((1, "a header without #pragma once"))
@@ -100,6 +173,7 @@ def check_tree(root):
         wrong, doubtful = check_file(root, path, lines)
         errors += [(path, *entry) for entry in wrong]
         warnings += [(path, *entry) for entry in doubtful]
+    errors += missing_gpu_kernels(root)
     return errors, warnings, count
 
 

@@ -74,6 +74,75 @@ class Tidiness(unittest.TestCase):
         self.assertEqual(errors, [])
         self.assertEqual(sorted(line for _, line, _ in warnings), [502, 502])
 
+    def test_a_launch_outside_the_launcher(self):
+        launch = "// A file.\n#pragma once\nkernel<<<grid, block>>>(x);  // as launch() does\n"
+        self.write("kernels/cuda/launch.h", launch)
+        self.assertEqual(self.errors(), [])
+        for path in ("kernels/cuda/fill.cu", "engine/a.cpp", "tests/cuda/a_test.cpp", "kernels/cuda/map.h"):
+            self.write(path, launch)
+            self.assert_one_error(f"{path}:3:", "launch()")
+            self.write(path, "// A file.\n#pragma once\n// never kernel<<<1, 1>>>(x)\nint x = 1 << 3;\n")
+            self.assertEqual(self.errors(), [])
+
+    def test_cuda_in_a_header_above_the_engine(self):
+        self.write("engine/cuda/device.h", HEADER)
+        includes = ("<cuda_runtime_api.h>", "<cuda_bf16.h>", "<cublasLt.h>", "<nccl.h>", '"engine/cuda/device.h"')
+        uses = ["#include " + name for name in includes]
+        uses += ["cudaStream_t stream;", "std::vector<cudaEvent_t> events;", "struct ncclComm* a; ncclComm_t b;",
+                 "CUstream stream;", "void f(const ncclUniqueId& id);", "__nv_bfloat16 x;"]
+        for floor in ("sharding", "checkpoint", "models", "cli"):
+            for use in uses:
+                self.write(f"{floor}/a.h", HEADER + use + "\n")
+                self.assert_one_error(f"{floor}/a.h:3:", "CUDA")
+            self.write(f"{floor}/a.h", HEADER + "// a cudaStream_t, for instance\nDevice cuda_device_t;\n")
+            self.assertEqual(self.errors(), [])
+        # A source file of the communicator may, and so may the engine's headers.
+        self.write("sharding/comm/nccl/a.cpp", "// A file.\n#include <nccl.h>\nncclComm_t communicator;\n")
+        self.write("engine/cuda/queue.h", HEADER + "#include <cuda_runtime_api.h>\ncudaStream_t stream;\n")
+        self.assertEqual(self.errors(), [])
+
+    def test_an_op_without_a_gpu_kernel(self):
+        table = "#define TESSERA_KERNELS(X) \\\n  X(fill, Fill) \\\n  X(cast, Cast)\n"
+        self.write("kernels/registry.h", HEADER + table)
+        self.write("kernels/cuda/fill.cu", "// Fill.\nvoid fill(const Fill& a, Queue queue) {}\n")
+        self.write("kernels/cuda/cast.cu", "// Not void cast(const Cast&) but\nvoid cast_back(const Cast& a) {}\n")
+        self.assert_one_error("kernels/registry.h:5:", "void cast(const")
+        self.write("kernels/cuda/cast.cu", "// Cast.\nvoid cast(const Cast& a, Queue queue) {}\n")
+        self.assertEqual(self.errors(), [])
+
+    def test_a_kernel_that_knows_the_engine(self):
+        self.write("kernels/cuda/fill.cu", '// Fill.\n#include "engine/engine.h"\n')
+        self.assert_one_error("kernels/cuda/fill.cu:2:", "floor above")
+
+    def test_the_emulator_is_for_tests(self):
+        self.write("emulator/device/gpu.h", HEADER)
+        include = '#include "emulator/device/gpu.h"\n'
+        self.write("tests/cuda/a_test.cpp", "// A test.\n" + include)
+        self.write("emulator/device/warp.h", HEADER + include + '#include "kernels/kernels.h"\n')
+        self.assertEqual(self.errors(), [])
+        for floor in ("kernels", "kernels/cuda", "engine", "sharding", "checkpoint", "models", "cli", "bench"):
+            self.write(f"{floor}/user.cpp", "// A file.\n" + include)
+            self.assert_one_error(f"{floor}/user.cpp:2:", "for tests")
+            self.write(f"{floor}/user.cpp", "// A file.\n")
+        self.write("emulator/device/warp.h", HEADER + '#include "sharding/sharding.h"\n')
+        self.assert_one_error("emulator/device/warp.h:3:", "floor above")
+
+    def test_nvcc_sees_no_emulator(self):
+        self.write("emulator/device/gpu.h", HEADER)
+        include = '#include "emulator/device/gpu.h"\n'
+        hidden = ("#if defined(__CUDACC__)\n#ifdef X\n#endif\n#else\n" + include + "#endif\n",
+                  "#if !defined(__CUDACC__)\n" + include + "#endif\n")
+        seen = (include, "#if !defined(__CUDACC__)\n#else\n" + include + "#endif\n",
+                "#if !defined(__CUDACC__)\n#endif\n" + include, "#ifdef X\n#else\n" + include + "#endif\n")
+        for path in ("kernels/cuda/gpu.h", "kernels/cuda/launch.h"):
+            for text in hidden:
+                self.write(path, HEADER + text)
+                self.assertEqual(self.errors(), [])
+            for text in seen:
+                self.write(path, HEADER + text)
+                self.assert_one_error(path, "out of nvcc's sight")
+            self.write(path, HEADER)
+
     def test_build_folders_are_not_looked_at(self):
         self.write("build-asan/a.h", "int x;\n")
         self.write("build/a.h", "int x;\n")

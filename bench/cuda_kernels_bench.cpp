@@ -1,0 +1,369 @@
+// Every kernel of the GPU's table, on sizes beyond the caches, next to what the device can do:
+// the speed of copies in its memory, or of large products by cuBLASLt.
+//   cuda_kernels_bench [--filter PART_OF_A_NAME] [--seconds PER_KERNEL] [--json FILE]
+// A row names the kernel, its time, the bytes it must move (each tensor once) or its operations per
+// second, and the ratio to the device's rate.
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+
+#include "bench/cuda_meter.h"
+
+namespace {
+
+using namespace tessera;
+using namespace tessera::bench;
+using namespace tessera::kernels;
+
+constexpr std::int64_t rows = 16384;
+constexpr std::int64_t dim = 4096;
+constexpr std::int64_t count = rows * dim;
+
+// Normal draws of a floating type; whole numbers below `limit` of an integer type.
+class Tensor {
+ public:
+  Tensor(Meter& meter, std::int64_t n, DType dtype)
+      : memory_(static_cast<std::size_t>(n) * size_of(dtype)) {
+    cuda::random_fill({.out = data(),
+                       .n = n,
+                       .first = 0,
+                       .dtype = dtype,
+                       .key = {1, 2},
+                       .distribution = Distribution::normal,
+                       .a = 0,
+                       .b = 1},
+                      meter.context().queue());
+  }
+  // Scattered, as a text's words are.
+  static Tensor of_numbers(std::int64_t n, std::int64_t limit) {
+    std::vector<std::int64_t> numbers(static_cast<std::size_t>(n));
+    std::uint64_t state = 1;
+    for (std::int64_t& number : numbers) {
+      state = state * 6364136223846793005ull + 1442695040888963407ull;
+      number = static_cast<std::int64_t>((state >> 33) % static_cast<std::uint64_t>(limit));
+    }
+    Tensor tensor(numbers.size() * sizeof(std::int64_t));
+    TESSERA_CUDA(cudaMemcpy(tensor.data(), numbers.data(), numbers.size() * sizeof(std::int64_t),
+                            cudaMemcpyHostToDevice));
+    return tensor;
+  }
+  [[nodiscard]] void* data() const { return memory_.data(); }
+
+ private:
+  explicit Tensor(std::size_t bytes) : memory_(bytes) {}
+  DeviceMemory memory_;
+};
+
+double bytes_of(std::int64_t n, DType dtype) {
+  return static_cast<double>(n) * static_cast<double>(size_of(dtype));
+}
+
+void bench_elementwise(Meter& meter, DType dtype) {
+  const Tensor x(meter, count, dtype), y(meter, count, dtype), out(meter, count, dtype),
+      bias(meter, dim, dtype);
+  const Queue queue = meter.context().queue();
+  const double tensor = bytes_of(count, dtype);
+  meter.memory("fill", dtype, tensor, [&] { cuda::fill({out.data(), count, dtype, 1.5}, queue); });
+  meter.memory("unary gelu_erf", dtype, 2 * tensor, [&] {
+    cuda::unary({UnaryOp::gelu_erf, x.data(), out.data(), count, dtype}, queue);
+  });
+  meter.memory("unary_backward gelu_erf", dtype, 3 * tensor, [&] {
+    cuda::unary_backward({UnaryOp::gelu_erf, y.data(), x.data(), out.data(), count, dtype}, queue);
+  });
+  meter.memory("binary add", dtype, 3 * tensor, [&] {
+    cuda::binary({BinaryOp::add, x.data(), y.data(), out.data(), 1, count, dtype}, queue);
+  });
+  meter.memory("affine", dtype, 2 * tensor, [&] {
+    cuda::affine({x.data(), out.data(), count, dtype, 2.0, 0.5}, queue);
+  });
+  meter.memory("bias_gelu tanh", dtype, 2 * tensor, [&] {
+    cuda::bias_gelu({x.data(), bias.data(), out.data(), rows, dim, false, dtype}, queue);
+  });
+  meter.memory("bias_gelu_backward tanh", dtype, 3 * tensor, [&] {
+    cuda::bias_gelu_backward(
+        {y.data(), x.data(), bias.data(), out.data(), nullptr, rows, dim, false, dtype}, queue);
+  });
+  meter.memory("random_fill normal", dtype, tensor, [&] {
+    cuda::random_fill(
+        {out.data(), count, 0, dtype, RandomKey{1, 2}, Distribution::normal, 0.0, 1.0}, queue);
+  });
+  meter.memory("dropout", dtype, 2 * tensor, [&] {
+    cuda::dropout({x.data(), nullptr, out.data(), count, 0, dtype, RandomKey{1, 2}, 0.1f}, queue);
+  });
+  const Tensor other(meter, count, dtype == float32 ? bfloat16 : float32);
+  const DType other_dtype = dtype == float32 ? bfloat16 : float32;
+  meter.memory(fmt::format("cast to {}", name_of(other_dtype)), dtype,
+               tensor + bytes_of(count, other_dtype), [&] {
+                 cuda::cast({x.data(), other.data(), count, dtype, other_dtype}, queue);
+               });
+}
+
+void bench_reductions(Meter& meter, DType dtype) {
+  const Tensor x(meter, count, dtype), sums(meter, dim, dtype);
+  const DeviceMemory exact(sizeof(ExactSum));
+  TESSERA_CUDA(cudaMemset(exact.data(), 0, sizeof(ExactSum)));
+  const Queue queue = meter.context().queue();
+  const double tensor = bytes_of(count, dtype);
+  meter.memory("sum_rows", dtype, tensor, [&] {
+    cuda::sum_rows({x.data(), sums.data(), rows, dim, dtype}, queue);
+  });
+  meter.memory("sum_all", dtype, tensor, [&] {
+    cuda::sum_all({x.data(), sums.data(), count, dtype}, queue);
+  });
+  meter.memory("sum_of_squares", dtype, tensor, [&] {
+    cuda::sum_of_squares({x.data(), count, dtype, 1.0f, static_cast<ExactSum*>(exact.data())},
+                         queue);
+  });
+  constexpr int ranks = 4;
+  const std::int64_t share = count / ranks;
+  const Tensor reduced(meter, share, float32);
+  std::vector<const void*> parts;
+  for (int rank = 0; rank < ranks; ++rank) {
+    parts.push_back(static_cast<const std::byte*>(x.data()) +
+                    static_cast<std::size_t>(rank * share) * size_of(dtype));
+  }
+  meter.memory("reduce_ranks of 4", dtype, tensor + bytes_of(share, float32), [&] {
+    cuda::reduce_ranks({parts.data(), ranks, ranks, reduced.data(), share, dtype, float32, 0.25f},
+                       queue);
+  });
+}
+
+void bench_normalization(Meter& meter, DType dtype, bool rms) {
+  const Tensor x(meter, count, dtype), residual(meter, count, dtype), sum(meter, count, dtype),
+      out(meter, count, dtype), gamma(meter, dim, dtype), beta(meter, dim, dtype),
+      dgamma(meter, dim, dtype), dbeta(meter, dim, dtype), mean(meter, rows, float32),
+      rstd(meter, rows, float32);
+  const Queue queue = meter.context().queue();
+  const double tensor = bytes_of(count, dtype);
+  const std::string kind = rms ? " rms" : " layer";
+  const void* const shift = rms ? nullptr : beta.data();
+  meter.memory("norm_forward" + kind, dtype, 2 * tensor, [&] {
+    cuda::norm_forward({x.data(), nullptr, gamma.data(), shift, nullptr, out.data(), mean.data(),
+                        rstd.data(), rows, dim, 1e-5f, rms, dtype},
+                       queue);
+  });
+  meter.memory("norm_forward + residual" + kind, dtype, 4 * tensor, [&] {
+    cuda::norm_forward({x.data(), residual.data(), gamma.data(), shift, sum.data(), out.data(),
+                        mean.data(), rstd.data(), rows, dim, 1e-5f, rms, dtype},
+                       queue);
+  });
+  meter.memory("norm_backward" + kind, dtype, 4 * tensor, [&] {
+    cuda::norm_backward(
+        {out.data(), residual.data(), x.data(), gamma.data(), mean.data(), rstd.data(), sum.data(),
+         dgamma.data(), rms ? nullptr : dbeta.data(), false, false, rows, dim, rms, dtype},
+        queue);
+  });
+}
+
+void bench_gated(Meter& meter, DType dtype) {
+  const Tensor gate(meter, count, dtype), up(meter, count, dtype), out(meter, count, dtype),
+      dgate(meter, count, dtype), dup(meter, count, dtype);
+  const Queue queue = meter.context().queue();
+  const double tensor = bytes_of(count, dtype);
+  meter.memory("swiglu", dtype, 3 * tensor, [&] {
+    cuda::swiglu({gate.data(), up.data(), out.data(), rows, dim, dim, dim, dtype}, queue);
+  });
+  meter.memory("swiglu_backward", dtype, 5 * tensor, [&] {
+    cuda::swiglu_backward({out.data(), gate.data(), up.data(), dgate.data(), dup.data(), nullptr,
+                           rows, dim, dim, dim, dtype},
+                          queue);
+  });
+}
+
+void bench_embedding(Meter& meter, DType dtype) {
+  constexpr std::int64_t entries = 50304;
+  const Tensor table(meter, entries * dim, dtype), out(meter, count, dtype);
+  const Tensor ids = Tensor::of_numbers(rows, entries);
+  const Queue queue = meter.context().queue();
+  meter.memory("embedding_forward", dtype, 2 * bytes_of(count, dtype), [&] {
+    cuda::embedding_forward(
+        {ids.data(), int64, table.data(), out.data(), rows, entries, dim, dtype}, queue);
+  });
+  meter.memory("embedding_backward", dtype, bytes_of(count + entries * dim, dtype), [&] {
+    cuda::embedding_backward(
+        {ids.data(), int64, out.data(), table.data(), rows, entries, dim, dtype}, queue);
+  });
+  constexpr std::int64_t head_dim = 128, sequence = 2048;
+  const Tensor cosine(meter, sequence * head_dim / 2, float32),
+      sine(meter, sequence * head_dim / 2, float32);
+  meter.memory("rotary", dtype, 2 * bytes_of(count, dtype), [&] {
+    cuda::rotary({out.data(), out.data(), static_cast<const float*>(cosine.data()),
+                  static_cast<const float*>(sine.data()), rows, sequence, dim / head_dim, head_dim,
+                  0, dim, dim, false, dtype},
+                 queue);
+  });
+}
+
+void bench_losses(Meter& meter, DType dtype) {
+  constexpr std::int64_t tokens = 4096, vocabulary = 50304, ignore = -100;
+  const std::int64_t n = tokens * vocabulary;
+  const Tensor logits(meter, n, dtype), dlogits(meter, n, dtype), losses(meter, tokens, float32),
+      log_sum_exp(meter, tokens, float32), mean(meter, 1, float32);
+  const Tensor targets = Tensor::of_numbers(tokens, vocabulary);
+  const DeviceMemory inverse(sizeof(double));
+  auto* const inverse_count = static_cast<double*>(inverse.data());
+  const Queue queue = meter.context().queue();
+  const double tensor = bytes_of(n, dtype);
+  meter.memory("cross_entropy_forward", dtype, tensor, [&] {
+    cuda::cross_entropy_forward({logits.data(), targets.data(), int64, losses.data(),
+                                 log_sum_exp.data(), tokens, vocabulary, vocabulary, ignore, dtype},
+                                queue);
+  });
+  constexpr std::int64_t many = std::int64_t{1} << 25;
+  const Tensor many_losses(meter, many, float32);
+  const Tensor many_targets = Tensor::of_numbers(many, vocabulary);
+  meter.memory("mean_loss", float32, bytes_of(many, float32) + bytes_of(many, int64), [&] {
+    cuda::mean_loss({many_losses.data(), many_targets.data(), int64, mean.data(), inverse_count,
+                     many, ignore, float32},
+                    queue);
+  });
+  meter.memory("cross_entropy_backward", dtype, 2 * tensor, [&] {
+    cuda::cross_entropy_backward(
+        {logits.data(), targets.data(), int64, log_sum_exp.data(), mean.data(), inverse_count,
+         dlogits.data(), tokens, vocabulary, vocabulary, ignore, dtype},
+        queue);
+  });
+  meter.memory("softmax_forward", dtype, 2 * tensor, [&] {
+    cuda::softmax_forward({logits.data(), dlogits.data(), tokens, vocabulary, dtype}, queue);
+  });
+  meter.memory("softmax_backward", dtype, 3 * tensor, [&] {
+    cuda::softmax_backward(
+        {logits.data(), dlogits.data(), logits.data(), tokens, vocabulary, dtype}, queue);
+  });
+}
+
+void bench_optimizers(Meter& meter) {
+  const Tensor param(meter, count, float32), grad(meter, count, float32), m(meter, count, float32),
+      v(meter, count, float32), copy(meter, count, bfloat16);
+  const Queue queue = meter.context().queue();
+  const double tensor = bytes_of(count, float32);
+  meter.memory("adamw_step + bfloat16 copy", float32, 7.5 * tensor, [&] {
+    cuda::adamw_step({param.data(), grad.data(), m.data(), v.data(), copy.data(), count, float32,
+                      float32, bfloat16, 1e-4, 0.9, 0.95, 1e-8, 0.1, 0.1, 0.05, 1.0f},
+                     queue);
+  });
+  meter.memory("sgd_step momentum", float32, 5 * tensor, [&] {
+    cuda::sgd_step({param.data(), grad.data(), m.data(), nullptr, count, float32, float32, bfloat16,
+                    1e-3, 0.9, 0.0, 0.0, false, false, 1.0f},
+                   queue);
+  });
+}
+
+// The products of a layer: forward, gradient of the input, gradient of the weight. Our kernels, and
+// where it is installed cuBLASLt on the same.
+void bench_products(Meter& meter, DType dtype) {
+  constexpr std::int64_t tokens = 8192, width = 4096;
+  const Tensor a(meter, tokens * width, dtype), b(meter, tokens * width, dtype),
+      c(meter, tokens * width, dtype);
+  const auto& library = cuda::cublas_lt_library();
+  const auto bench = [&](const char* what, std::int64_t m, std::int64_t k, bool transpose_a,
+                         bool transpose_b) {
+    Matmul p{};
+    p.a = a.data(), p.b = b.data(), p.c = c.data();
+    p.m = m, p.n = width, p.k = k;
+    p.lda = transpose_a ? m : k;
+    p.ldb = transpose_b ? k : width;
+    p.ldc = width;
+    p.transpose_a = transpose_a, p.transpose_b = transpose_b;
+    p.dtype = p.out_dtype = dtype;
+    const double flops =
+        2.0 * static_cast<double>(m) * static_cast<double>(width) * static_cast<double>(k);
+    const auto run = [&](cuda::MatmulWay way) {
+      cuda::matmul_by(way, p, meter.context(), library);
+    };
+    meter.products(fmt::format("matmul {} own", what), dtype, flops,
+                   [&] { run(cuda::MatmulWay::own); });
+    if (library.functions == nullptr) return;
+    meter.products(fmt::format("matmul {} cuBLASLt", what), dtype, flops,
+                   [&] { run(cuda::MatmulWay::cublas); });
+  };
+  bench("forward", tokens, width, false, true);
+  bench("input gradient", tokens, width, false, false);
+  bench("weight gradient", width, tokens, true, false);
+}
+
+void bench_attention(Meter& meter, DType dtype) {
+  constexpr std::int64_t batch = 4, heads = 32, length = 2048, head_dim = 128;
+  constexpr std::int64_t width = heads * head_dim, n = batch * length * width;
+  const Tensor q(meter, n, dtype), k(meter, n, dtype), v(meter, n, dtype), out(meter, n, dtype),
+      dout(meter, n, dtype), dq(meter, n, dtype), dk(meter, n, dtype), dv(meter, n, dtype),
+      log_sum_exp(meter, batch * heads * length, float32);
+  const AttentionShape shape{.batch = batch,
+                             .heads = heads,
+                             .key_heads = heads,
+                             .head_dim = head_dim,
+                             .query_length = length,
+                             .key_length = length,
+                             .q_stride = width,
+                             .k_stride = width,
+                             .v_stride = width,
+                             .out_stride = width,
+                             .scale = 0.088388f,
+                             .causal = true,
+                             .key_mask = nullptr,
+                             .dropout = 0.0f,
+                             .key = {1, 2},
+                             .first_sample = 0,
+                             .dtype = dtype};
+  const Queue queue = meter.context().queue();
+  // One product of the causal half; two in the forward, five in the backward.
+  const double product = static_cast<double>(batch * heads * head_dim) *
+                         static_cast<double>(length) * static_cast<double>(length);
+  meter.products("attention_forward causal", dtype, 2 * product, [&] {
+    cuda::attention_forward({shape, q.data(), k.data(), v.data(), out.data(), log_sum_exp.data()},
+                            queue);
+  });
+  meter.products("attention_backward causal", dtype, 5 * product, [&] {
+    cuda::attention_backward({shape, dout.data(), q.data(), k.data(), v.data(), out.data(),
+                              log_sum_exp.data(), dq.data(), dk.data(), dv.data()},
+                             queue);
+  });
+}
+
+Options options_from(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; i += 2) {
+    const std::string_view name = argv[i];
+    TESSERA_CHECK(i + 1 < argc, ErrorCode::usage, "{} needs a value", name);
+    if (name == "--filter") {
+      options.filter = argv[i + 1];
+    } else if (name == "--json") {
+      options.json = argv[i + 1];
+    } else if (name == "--seconds") {
+      options.seconds = std::strtod(argv[i + 1], nullptr);
+      TESSERA_CHECK(options.seconds > 0, ErrorCode::usage, "--seconds {} is no time", argv[i + 1]);
+    } else {
+      fail(ErrorCode::usage, "unknown option {}; there are --filter, --seconds and --json", name);
+    }
+  }
+  return options;
+}
+
+void run_all(const Options& options) {
+  Meter meter(options);
+  for (const DType dtype : {float32, bfloat16}) {
+    bench_elementwise(meter, dtype);
+    bench_reductions(meter, dtype);
+    for (const bool rms : {false, true}) bench_normalization(meter, dtype, rms);
+    bench_gated(meter, dtype);
+    bench_embedding(meter, dtype);
+    bench_losses(meter, dtype);
+  }
+  bench_optimizers(meter);
+  for (const DType dtype : {bfloat16, float16, float32, float64}) bench_products(meter, dtype);
+  for (const DType dtype : {bfloat16, float16, float32}) bench_attention(meter, dtype);
+  TESSERA_CUDA(cudaDeviceSynchronize());
+  meter.write_json();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    run_all(options_from(argc, argv));
+    return 0;
+  } catch (const tessera::Error& error) {
+    fmt::print(stderr, "cuda_kernels_bench: {}\n", error.what());
+    return static_cast<int>(error.code());
+  }
+}

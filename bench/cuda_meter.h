@@ -1,0 +1,243 @@
+// What cuda_kernels_bench measures with: arrays on the device, a queue, event timing, and the rates
+// that kernels are held against.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/base/error.h"
+#include "kernels/cuda/context.h"
+#include "kernels/cuda/error.h"
+#include "kernels/cuda/matmul_way.h"
+#include "kernels/cuda/registry.h"
+
+namespace tessera::bench {
+
+class DeviceMemory {
+ public:
+  explicit DeviceMemory(std::size_t bytes) {
+    void* memory = nullptr;
+    TESSERA_CUDA(cudaMalloc(&memory, std::max<std::size_t>(bytes, 1)));
+    memory_.reset(memory);
+  }
+  [[nodiscard]] void* data() const { return memory_.get(); }
+
+ private:
+  struct Free {
+    void operator()(void* memory) const { (void)cudaFree(memory); }
+  };
+  std::unique_ptr<void, Free> memory_;
+};
+
+// Scratch memory grows and stays.
+class BenchContext final : public kernels::cuda::Context {
+ public:
+  BenchContext() : faults_(sizeof(kernels::cuda::Fault)) {
+    TESSERA_CUDA(cudaGetDevice(&device));
+    TESSERA_CUDA(cudaGetDeviceProperties(&properties_, device));
+    multiprocessors = properties_.multiProcessorCount;
+    compute_capability = properties_.major * 10 + properties_.minor;
+    shared_memory_of_a_block = properties_.sharedMemPerBlockOptin;
+    TESSERA_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    fault = static_cast<kernels::cuda::Fault*>(faults_.data());
+    TESSERA_CUDA(cudaMemset(fault, 0, sizeof(kernels::cuda::Fault)));
+    TESSERA_CUDA(cudaDeviceSynchronize());
+  }
+  ~BenchContext() override { (void)cudaStreamDestroy(stream); }
+
+  void* scratch(std::size_t bytes) override {
+    if (bytes > scratch_bytes_) {
+      TESSERA_CUDA(cudaStreamSynchronize(stream));
+      scratch_.reset();
+      scratch_ = std::make_unique<DeviceMemory>(bytes);
+      scratch_bytes_ = bytes;
+    }
+    return scratch_ != nullptr ? scratch_->data() : nullptr;
+  }
+
+  [[nodiscard]] kernels::Queue queue() { return {static_cast<kernels::cuda::Context*>(this)}; }
+  [[nodiscard]] const cudaDeviceProp& properties() const { return properties_; }
+
+ private:
+  cudaDeviceProp properties_{};
+  DeviceMemory faults_;
+  std::unique_ptr<DeviceMemory> scratch_;
+  std::size_t scratch_bytes_ = 0;
+};
+
+class Event {
+ public:
+  Event() { TESSERA_CUDA(cudaEventCreate(&event_)); }
+  ~Event() { (void)cudaEventDestroy(event_); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  void record(cudaStream_t stream) { TESSERA_CUDA(cudaEventRecord(event_, stream)); }
+  // Milliseconds from `begin` to this; waits for this.
+  float since(const Event& begin) {
+    TESSERA_CUDA(cudaEventSynchronize(event_));
+    float milliseconds = 0;
+    TESSERA_CUDA(cudaEventElapsedTime(&milliseconds, begin.event_, event_));
+    return milliseconds;
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+struct Options {
+  std::string filter;  // a part of a row's name; empty: every row
+  double seconds = 0.2;
+  std::string json;
+};
+
+// Runs kernels, prints a line for each, and keeps the lines for the report.
+class Meter {
+ public:
+  explicit Meter(Options options) : options_(std::move(options)) {
+    measure_copies();
+    for (const DType dtype : {bfloat16, float16, float32, float64}) measure_products(dtype);
+  }
+
+  BenchContext& context() { return context_; }
+  [[nodiscard]] bool wants(const std::string& name) const {
+    return name.find(options_.filter) != std::string::npos;
+  }
+
+  // A kernel that is as fast as memory: `bytes`, each tensor once.
+  void memory(const std::string& name, DType dtype, double bytes,
+              const std::function<void()>& run) {
+    if (!wants(name)) return;
+    const double seconds = seconds_of(run);
+    report(name, dtype, seconds, bytes / seconds * 1e-9, "GB/s", copy_rate_ * 1e-9, "copies");
+  }
+
+  // A kernel that is as fast as the matrix units of its type.
+  void products(const std::string& name, DType dtype, double flops,
+                const std::function<void()>& run) {
+    if (!wants(name)) return;
+    const double seconds = seconds_of(run);
+    const auto rate = product_rates_.find(dtype);
+    report(name, dtype, seconds, flops / seconds * 1e-12, "TFLOP/s",
+           rate != product_rates_.end() ? rate->second * 1e-12 : 0, "cuBLASLt");
+  }
+
+  void write_json() const {
+    if (options_.json.empty()) return;
+    nlohmann::json rates;
+    for (const auto& [dtype, rate] : product_rates_) {
+      rates[std::string(name_of(dtype))] = rate * 1e-12;
+    }
+    const nlohmann::json report{{"benchmark", "cuda_kernels"},
+                                {"device", context_.properties().name},
+                                {"compute_capability", context_.compute_capability},
+                                {"copy_gb_per_s", copy_rate_ * 1e-9},
+                                {"cublaslt_tflop_per_s", rates},
+                                {"rows", rows_}};
+    std::ofstream file(options_.json);
+    file << report.dump(2) << '\n';
+    TESSERA_CHECK(file.good(), ErrorCode::runtime, "cannot write {}", options_.json);
+  }
+
+ private:
+  // The median of samples, each long enough for the events' resolution.
+  double seconds_of(const std::function<void()>& run) {
+    constexpr int samples = 5;
+    const auto time = [&](int repetitions) {
+      begin_.record(context_.stream);
+      for (int i = 0; i < repetitions; ++i) run();
+      end_.record(context_.stream);
+      return static_cast<double>(end_.since(begin_)) * 1e-3 / repetitions;
+    };
+    time(2);  // loads the code, and lets the clocks rise
+    const double once = std::max(time(1), 1e-6);
+    const int repetitions =
+        static_cast<int>(std::clamp(options_.seconds / samples / once, 1.0, 10000.0));
+    std::vector<double> times;
+    for (int i = 0; i < samples; ++i) times.push_back(time(repetitions));
+    std::sort(times.begin(), times.end());
+    return times[samples / 2];
+  }
+
+  void measure_copies() {
+    constexpr std::size_t bytes = std::size_t{1} << 30;
+    const DeviceMemory from(bytes), to(bytes);
+    copy_rate_ = 2.0 * bytes / seconds_of([&] {
+                   TESSERA_CUDA(cudaMemcpyAsync(to.data(), from.data(), bytes,
+                                                cudaMemcpyDeviceToDevice, context_.stream));
+                 });
+    fmt::print("{}: copies {:.0f} GB/s\n", context_.properties().name, copy_rate_ * 1e-9);
+  }
+
+  // Square matrices large enough for the full rate.
+  void measure_products(DType dtype) {
+    const auto& library = kernels::cuda::cublas_lt_library();
+    if (library.functions == nullptr) {
+      if (dtype == bfloat16) fmt::print("no cuBLASLt to compare with: {}\n", library.problem);
+      return;
+    }
+    const std::int64_t n = size_of(dtype) == 2 ? 8192 : 4096;
+    const std::size_t bytes = static_cast<std::size_t>(n * n) * size_of(dtype);
+    const DeviceMemory a(bytes), b(bytes), c(bytes);
+    fill(a, n * n, dtype), fill(b, n * n, dtype);
+    kernels::Matmul p{};
+    p.a = a.data(), p.b = b.data(), p.c = c.data();
+    p.m = p.n = p.k = p.lda = p.ldb = p.ldc = n;
+    p.transpose_b = true;
+    p.dtype = p.out_dtype = dtype;
+    const double seconds = seconds_of(
+        [&] { kernels::cuda::matmul_by(kernels::cuda::MatmulWay::cublas, p, context_, library); });
+    const auto side = static_cast<double>(n);
+    product_rates_[dtype] = 2 * side * side * side / seconds;
+    fmt::print("cuBLASLt {} {} x {} x {}: {:.1f} TFLOP/s\n", name_of(dtype), n, n, n,
+               product_rates_[dtype] * 1e-12);
+  }
+
+  // Random bits switch as many transistors as training does; zeros would run at higher clocks.
+  void fill(const DeviceMemory& memory, std::int64_t n, DType dtype) {
+    kernels::RandomFill draw{};
+    draw.out = memory.data();
+    draw.n = n;
+    draw.dtype = dtype;
+    draw.key = {1, 2};
+    draw.distribution = kernels::Distribution::normal;
+    draw.b = 1;
+    kernels::cuda::random_fill(draw, context_.queue());
+  }
+
+  void report(const std::string& name, DType dtype, double seconds, double rate, const char* unit,
+              double reference, const char* reference_name) {
+    nlohmann::json row{{"kernel", name},      {"dtype", std::string(name_of(dtype))},
+                       {"us", seconds * 1e6}, {"rate", rate},
+                       {"unit", unit},        {"of", reference_name}};
+    std::string ratio = "-";
+    row["ratio"] = nullptr;
+    if (reference > 0) {
+      row["ratio"] = rate / reference;
+      ratio = fmt::format("{:.2f}", rate / reference);
+    }
+    fmt::print("{:<34} {:<8} {:>10.1f} us {:>8.1f} {:<7} {:>5} of {}\n", name, name_of(dtype),
+               seconds * 1e6, rate, unit, ratio, reference_name);
+    std::fflush(stdout);
+    rows_.push_back(std::move(row));
+  }
+
+  Options options_;
+  BenchContext context_;
+  Event begin_, end_;
+  double copy_rate_ = 0;                   // bytes a second, read and written
+  std::map<DType, double> product_rates_;  // operations a second
+  nlohmann::json rows_ = nlohmann::json::array();
+};
+
+}  // namespace tessera::bench

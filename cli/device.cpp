@@ -1,0 +1,51 @@
+// From train.device to a device.
+#include "cli/device.h"
+
+#include <fmt/format.h>
+
+#include "engine/backend.h"
+#include "kernels/base/error.h"
+#include "sharding/comm/nccl.h"
+
+namespace tessera::cli {
+namespace {
+
+// The GPU of a rank that asks for one, whether it exists or not.
+Device gpu_of(const comm::World& world, int count) {
+  return Device::cuda(count > 0 ? world.local_rank % count : 0);
+}
+
+}  // namespace
+
+Device choose_device(const Recipe& recipe, const comm::World& world) {
+  const DeviceChoice choice = recipe.train.device;
+  if (choice == DeviceChoice::cpu) return Device::cpu();
+  const Backend& gpus = backend_of(DeviceType::cuda);
+  const int count = gpus.device_count();
+  if (choice == DeviceChoice::cuda) {
+    TESSERA_CHECK(count > 0, ErrorCode::configuration,
+                  "{}: train.device: cuda cannot be had: {}; use cpu or auto",
+                  where(recipe, "train.device"), gpus.unavailable_reason());
+    return gpu_of(world, count);
+  }
+  const bool one_each = count > 0 && count >= world.local_size;
+  const bool connected = world.size == 1 || comm::nccl_status().available;
+  return one_each && connected ? gpu_of(world, count) : Device::cpu();
+}
+
+std::string describe_choice(const Recipe& recipe, Device device) {
+  const Backend& gpus = backend_of(DeviceType::cuda);
+  if (device.type == DeviceType::cuda) {
+    for (const DeviceDescription& gpu : gpus.describe()) {
+      if (gpu.device == device) return fmt::format("{} ({})", device.to_string(), gpu.name);
+    }
+    return device.to_string();
+  }
+  if (recipe.train.device == DeviceChoice::automatic && gpus.in_build()) {
+    const std::string reason = gpus.unavailable_reason();
+    return fmt::format("cpu ({})", reason.empty() ? "no GPU for every rank" : reason);
+  }
+  return "cpu";
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,22 @@
+// Which device a run computes on.
+#pragma once
+
+#include <string>
+
+#include "cli/recipe.h"
+#include "engine/device.h"
+#include "sharding/comm/world.h"
+
+namespace tessera::cli {
+
+// train.device for this rank. `cuda` is GPU number local_rank (counted round where there are fewer
+// GPUs than ranks of the host), and an Error(configuration) with the reason where none can be used.
+// `auto` is that GPU when every rank of the host has one of its own and the ranks can talk to each
+// other there (one rank, or NCCL), else the CPU.
+Device choose_device(const Recipe& recipe, const comm::World& world);
+
+// "cuda:0 (NVIDIA H200)"; "cpu"; with `auto` on the CPU also why no GPU is used, where there is
+// CUDA in the build: "cpu (no NVIDIA driver ...)".
+std::string describe_choice(const Recipe& recipe, Device device);
+
+}  // namespace tessera::cli
