@@ -237,10 +237,10 @@ std::string TrainingRun::describe() const {
   for (const auto& parameter : sharded_->sharded_parameters())
     parameters += parameter.shape.elements();
   return fmt::format(
-      "{} parameters on {}, {} over {} ranks, batch {} x {} tokens a rank, {} samples an epoch",
-      parameters, describe_choice(recipe_, context_.device()),
-      name_of(recipe_.sharding.sharding_strategy), context_.world_size(), batch_size_,
-      recipe_.model.seq_len, samples_->samples_per_epoch());
+      "{} parameters, {} over {} ranks, batch {} x {} tokens a rank, {} samples an epoch, on {}",
+      parameters, name_of(recipe_.sharding.sharding_strategy), context_.world_size(), batch_size_,
+      recipe_.model.seq_len, samples_->samples_per_epoch(),
+      describe_choice(recipe_, context_.device()));
 }
 
 }  // namespace tessera::cli

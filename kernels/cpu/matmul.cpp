@@ -10,6 +10,7 @@
 #include "kernels/base/parallel.h"
 #include "kernels/cpu/matmul_amx.h"
 #include "kernels/cpu/matmul_convert.h"
+#include "kernels/cpu/matmul_fp32.h"
 #include "kernels/cpu/matmul_fp64.h"
 #include "kernels/cpu/matmul_onednn.h"
 #include "kernels/cpu/matmul_scratch.h"
@@ -128,7 +129,9 @@ void matmul_fp32(const Matmul& product) {
     p.accumulate = true;
   }
   if (p.k == 0) return;
-  if (p.m < kFewestRows || p.n < kFewestColumns) {
+  if (!onednn_rounds_rows_alike()) {
+    matmul_fp32_in_order(p);
+  } else if (p.m < kFewestRows || p.n < kFewestColumns) {
     run_dense(p, kFewestRows, kFewestColumns, onednn_sgemm);
   } else {
     onednn_sgemm(p);

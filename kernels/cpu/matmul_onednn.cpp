@@ -204,6 +204,15 @@ bool has_bfloat16_products() {
   return available;
 }
 
+bool onednn_rounds_rows_alike() {
+  static const bool alike = [] {
+    const auto isa = static_cast<unsigned>(dnnl_get_effective_cpu_isa());
+    const auto needed = static_cast<unsigned>(dnnl_cpu_isa_avx512_core);
+    return (isa & needed) == needed;
+  }();
+  return alike;
+}
+
 void onednn_sgemm(const Matmul& product) {
   TESSERA_ONEDNN(
       dnnl_sgemm(product.transpose_a ? 'T' : 'N', product.transpose_b ? 'T' : 'N', product.m,

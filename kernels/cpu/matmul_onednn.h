@@ -18,6 +18,10 @@ namespace tessera::kernels::cpu {
 // precision.
 bool has_bfloat16_products();
 
+// Whether dnnl_sgemm rounds a row the same whatever the number of rows and threads. With AVX-512 it
+// does; its older kernels take other orders for other shapes.
+bool onednn_rounds_rows_alike();
+
 // c = alpha * op(a) * op(b) (+ c), all of float32; `product` gives the shape and may carry no bias.
 void onednn_sgemm(const Matmul& product);
 

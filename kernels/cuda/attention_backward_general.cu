@@ -64,7 +64,7 @@ __device__ __forceinline__ void make_gradients(
 }
 
 template <class T>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, least_blocks)
     query_gradient_kernel(AttentionBackward a, const Compute<T>* row_products,
                           AttentionDropout dropout, unsigned panels) {
   using C = Compute<T>;
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(threads)
 }
 
 template <class T>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, least_blocks)
     key_gradient_kernel(AttentionBackward a, const Compute<T>* row_products,
                         AttentionDropout dropout, unsigned panels) {
   using C = Compute<T>;

@@ -102,7 +102,7 @@ __device__ __forceinline__ void finish(const AttentionShape& shape, const HeadTi
 }
 
 template <class T>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, least_blocks)
     forward_kernel(AttentionForward a, AttentionDropout dropout, unsigned panels) {
   using C = Compute<T>;
   auto& memory = shared_memory<Memory<C>>();

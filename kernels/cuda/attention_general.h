@@ -15,6 +15,9 @@ inline constexpr int tile = 32;  // queries, keys, and elements of a head at a t
 inline constexpr int of_thread = 4;
 inline constexpr int lanes = tile / of_thread;
 inline constexpr int threads = lanes * lanes;
+// Blocks that share a multiprocessor, at least: each thread may then have all the registers that an
+// instruction can name, where the compiler by itself would rather spill a few.
+inline constexpr int least_blocks = 4;
 
 template <class C>
 inline constexpr int panel_columns = std::is_same_v<C, double> ? 32 : 64;

@@ -77,7 +77,7 @@ TEST_P(AttentionBackwardTest, SameBitsEachTime) {
 }
 
 INSTANTIATE_TEST_SUITE_P(DTypes, AttentionBackwardTest, ::testing::ValuesIn(floating_dtypes),
-                         [](const auto& info) { return std::string(name_of(info.param)); });
+                         [](const auto& test) { return std::string(name_of(test.param)); });
 
 TEST(AttentionBackward, NeedsTheLogSumExp) {
   const AttentionProblem problem({.about = "misuse"}, false, float32);

@@ -123,7 +123,7 @@ TEST_P(AttentionForwardTest, SameBitsEachTime) {
 }
 
 INSTANTIATE_TEST_SUITE_P(DTypes, AttentionForwardTest, ::testing::ValuesIn(floating_dtypes),
-                         [](const auto& info) { return std::string(name_of(info.param)); });
+                         [](const auto& test) { return std::string(name_of(test.param)); });
 
 TEST(AttentionForward, MisuseNamesTheShape) {
   const AttentionProblem problem({.about = "misuse", .heads = 3}, false, float32);

@@ -40,14 +40,14 @@ struct Offsets {
 
 // Parameters with the state of either optimizer, on both sides.
 struct Segment {
-  Segment(const Types& types, std::size_t n, const Offsets& offsets)
-      : types(types),
-        n(static_cast<std::int64_t>(n)),
-        param(random_values(n, types.dtype, 1), types.dtype, offsets.state),
-        grad(random_values(n, types.grad, 2, 0.1), types.grad, offsets.grad),
-        m(random_values(n, types.dtype, 3, 0.01), types.dtype, offsets.state),
-        v(squares(n, types.dtype), types.dtype, offsets.state),
-        copy(std::vector<double>(n, 9), types.copy.value_or(bfloat16), offsets.copy) {}
+  Segment(const Types& of, std::size_t elements, const Offsets& offsets)
+      : types(of),
+        n(static_cast<std::int64_t>(elements)),
+        param(random_values(elements, of.dtype, 1), of.dtype, offsets.state),
+        grad(random_values(elements, of.grad, 2, 0.1), of.grad, offsets.grad),
+        m(random_values(elements, of.dtype, 3, 0.01), of.dtype, offsets.state),
+        v(squares(elements, of.dtype), of.dtype, offsets.state),
+        copy(std::vector<double>(elements, 9), of.copy.value_or(bfloat16), offsets.copy) {}
 
   static std::vector<double> squares(std::size_t n, DType dtype) {
     std::vector<double> values = random_values(n, dtype, 4, 0.1);
@@ -144,20 +144,27 @@ TEST(CudaOptimizer, AdamWLengths) {
   }
 }
 
+void check_sgd(const Types& types, const Offsets& offsets, const SgdOptions& options) {
+  Segment segment(types, 41, offsets);
+  TestContext context;
+  for (const int step : {1, 2}) {
+    kernels::cuda::sgd_step(sgd(segment, true, step, options), context.queue());
+    kernels::cpu::sgd_step(sgd(segment, false, step, options));
+  }
+  segment.expect_same("sgd_step");
+}
+
 TEST(CudaOptimizer, Sgd) {
-  const SgdOptions all_options[] = {
-      {}, {0, 0, 0.01}, {0.9, 0, 0.01}, {0.9, 0.3, 0.01}, {0.9, 0, 0.01, true}};
   for (const Types& types : all_types()) {
+    for (const Offsets& offsets : all_offsets) check_sgd(types, offsets, {0.9, 0.3, 0.01});
+  }
+}
+
+TEST(CudaOptimizer, SgdOptions) {
+  const SgdOptions all_options[] = {{}, {0, 0, 0.01}, {0.9}, {0.9, 0, 0.01, true}};
+  for (const Types& types : {Types{float32, bfloat16, bfloat16}, Types{float64, float64, {}}}) {
     for (const Offsets& offsets : all_offsets) {
-      for (const SgdOptions& options : all_options) {
-        Segment segment(types, 41, offsets);
-        TestContext context;
-        for (const int step : {1, 2}) {
-          kernels::cuda::sgd_step(sgd(segment, true, step, options), context.queue());
-          kernels::cpu::sgd_step(sgd(segment, false, step, options));
-        }
-        segment.expect_same("sgd_step");
-      }
+      for (const SgdOptions& options : all_options) check_sgd(types, offsets, options);
     }
   }
 }

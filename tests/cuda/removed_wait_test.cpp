@@ -1,5 +1,6 @@
 // Each wait between the schedule's queues is needed: without it, the access checker finds accesses
-// that nothing orders.
+// that nothing orders. Under the thread sanitizer it is the sanitizer that finds them, and the
+// checker, whose lock would order the threads, is off: then CTest expects the sanitizer's report.
 #include <optional>
 #include <string>
 
@@ -11,6 +12,12 @@
 namespace tessera {
 namespace {
 
+#if defined(__SANITIZE_THREAD__)
+constexpr bool checks_accesses = false;
+#else
+constexpr bool checks_accesses = true;
+#endif
+
 struct Wait {
   std::string waiting, recording;
 };
@@ -19,7 +26,7 @@ struct Wait {
 // them makes the buffers, and waits on the host for that.
 int conflicts_without(const std::optional<Wait>& dropped) {
   namespace checker = emulator::checker;
-  checker::set_enabled(true);
+  checker::set_enabled(checks_accesses);
   std::optional<emulator::DropWaits> drop;
   int conflicts = -1;
   int dropped_waits = 0;
@@ -78,7 +85,10 @@ INSTANTIATE_TEST_SUITE_P(Queues, RemovedWaitBetween,
                          });
 
 TEST_P(RemovedWaitBetween, IsFound) {
-  EXPECT_GT(conflicts_without(GetParam()), 0);
+  const int conflicts = conflicts_without(GetParam());
+  if (checks_accesses) {
+    EXPECT_GT(conflicts, 0);
+  }
 }
 
 }  // namespace

@@ -49,11 +49,11 @@ INSTANTIATE_TEST_SUITE_P(Schedules, Device,
                          ::testing::Combine(::testing::Values("forward", "reverse", "random",
                                                               "random:7"),
                                             ::testing::Values(1, 3)),
-                         [](const auto& info) {
-                           std::string name = std::get<0>(info.param);
+                         [](const auto& test) {
+                           std::string name = std::get<0>(test.param);
                            if (const auto colon = name.find(':'); colon != std::string::npos)
                              name.replace(colon, 1, "_");
-                           return name + "_on_" + std::to_string(std::get<1>(info.param));
+                           return name + "_on_" + std::to_string(std::get<1>(test.param));
                          });
 
 template <class Body>

@@ -115,6 +115,11 @@ void RankControl::check(const Call& call) const {
   if (failure_) throw_failure(call);
 }
 
+void RankControl::check_soon(const Call& call, std::chrono::milliseconds wait) const {
+  std::unique_lock lock(mutex_);
+  if (changed_.wait_for(lock, wait, [&] { return failure_.has_value(); })) throw_failure(call);
+}
+
 void RankControl::abort(std::string_view reason) noexcept {
   try {
     const std::lock_guard lock(sending_);

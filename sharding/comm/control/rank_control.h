@@ -40,6 +40,8 @@ class RankControl {
   [[nodiscard]] bool failed() const;
   // Throws Error(rank_failed) with the job's first failure, if there is one.
   void check(const Call& call) const;
+  // The same, for whoever has seen a consequence: the cause may be on its way, and is waited for.
+  void check_soon(const Call& call, std::chrono::milliseconds wait) const;
   // This rank gives up; every rank is told.
   void abort(std::string_view reason) noexcept;
 
@@ -59,7 +61,7 @@ class RankControl {
   FileDescriptor connection_;
   std::mutex sending_;
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  mutable std::condition_variable changed_;
   std::map<std::pair<std::uint64_t, std::uint64_t>, std::string> answers_;
   std::optional<std::string> failure_;
   bool leaving_ = false;

@@ -55,10 +55,10 @@ void NcclCommunicator::all_gather(Buffer& buffer, std::size_t bytes, Tag tag) {
   Call call = call_of(Op::all_gather, mine, tag);
   call.bytes = bytes;
   mine.publish();
-  group_.announce(call);
-  DeviceQueue& queue = current_queue(device());
-  channel_->all_gather(mine.data(), bytes / static_cast<std::size_t>(size()), queue);
-  job_->expect(call, queue.record());
+  collective(call, [&] {
+    channel_->all_gather(mine.data(), bytes / static_cast<std::size_t>(size()),
+                         current_queue(device()));
+  });
 }
 
 std::vector<std::string> NcclCommunicator::exchange(std::string_view message, Tag tag) {

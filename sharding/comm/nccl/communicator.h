@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/base/error.h"
 #include "sharding/comm/communicator.h"
 #include "sharding/comm/nccl/buffer.h"
 #include "sharding/comm/nccl/channel.h"
@@ -53,6 +54,20 @@ class NcclCommunicator final : public Communicator {
 
   NcclBuffer& own(Buffer& buffer, Op op) const;
   [[nodiscard]] Call call_of(Op op, const NcclBuffer& buffer, Tag tag) const;
+  // Runs what puts a collective into the queue. When NCCL fails, the ranks' control plane often
+  // knows why: the calls differ, or a rank is gone. That is what is thrown then.
+  template <class Body>
+  void collective(const Call& call, const Body& body) {
+    group_.announce(call);
+    try {
+      body();
+    } catch (const Error& error) {
+      job_->control().check_soon(call, std::chrono::seconds(2));
+      job_->control().abort(error.what());
+      throw;
+    }
+    job_->expect(call, current_queue(device()).record());
+  }
   Call reduction_call(Op op, const NcclBuffer& buffer, const Reduction& reduction, Tag tag) const;
   const RangesOfRanks& ranges_of_ranks(const Ranges& mine, const Call& call);
   std::byte* scratch(std::size_t bytes);

@@ -9,6 +9,12 @@
 #include "sharding/comm/timeout.h"
 
 namespace tessera::comm {
+namespace {
+
+// The control plane names who does not come: NCCL's own waits end after it has spoken.
+constexpr std::chrono::milliseconds control_lead{10'000};
+
+}  // namespace
 
 NcclStatus nccl_status() {
   const cuda::NcclLibrary& library = cuda::nccl_library();
@@ -41,7 +47,7 @@ std::shared_ptr<Communicator> connect_nccl_with(const cuda::NcclFunctions& funct
     const std::string id =
         group.exchange(Call(Op::broadcast, {.phase = Phase::setup}), made).front();
     std::shared_ptr<NcclChannel> channel =
-        NcclChannel::open(functions, id, world.size, world.rank, timeout);
+        NcclChannel::open(functions, id, world.size, world.rank, timeout + control_lead);
     return std::make_shared<NcclCommunicator>(job, std::move(group), std::move(channel),
                                               options.fixed_order);
   } catch (const Error& error) {

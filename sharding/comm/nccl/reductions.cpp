@@ -77,6 +77,17 @@ const NcclCommunicator::RangesOfRanks& NcclCommunicator::ranges_of_ranks(const R
 void NcclCommunicator::sum(const std::vector<const void*>& sources, int group, void* out,
                            std::int64_t count, DType in_dtype, const Reduction& reduction) {
   const int ranks = static_cast<int>(sources.size());
+  if (ranks == 1 && size_of(reduction.out_dtype) < size_of(in_dtype)) {  // a sum that is complete
+    TESSERA_LAUNCH(device(), cast,
+                   {.in = sources.front(),
+                    .out = out,
+                    .n = count,
+                    .in_dtype = in_dtype,
+                    .out_dtype = reduction.out_dtype,
+                    .scale = reduction.scale,
+                    .accumulate = reduction.accumulate});
+    return;
+  }
   TESSERA_LAUNCH(device(), reduce_ranks,
                  {.in = sources.data(),
                   .ranks = ranks,
@@ -106,13 +117,13 @@ void NcclCommunicator::reduce_scatter(Buffer& buffer, const std::vector<ReducedR
   }
   mine.publish();
   const RangesOfRanks& all = ranges_of_ranks(own_ranges, call);
-  group_.announce(call);
-  if (fixed_order_) {
-    reduce_in_fixed_order(mine, ranges, all, reduction);
-  } else {
-    reduce_in_order_of_nccl(mine, ranges, all, reduction);
-  }
-  job_->expect(call, current_queue(device()).record());
+  collective(call, [&] {
+    if (fixed_order_) {
+      reduce_in_fixed_order(mine, ranges, all, reduction);
+    } else {
+      reduce_in_order_of_nccl(mine, ranges, all, reduction);
+    }
+  });
   mine.release();
 }
 
@@ -211,16 +222,15 @@ void NcclCommunicator::all_reduce(Buffer& buffer, std::int64_t count, void* out,
                   mine.name());
   call.bytes = bytes_of(count, reduction.in_dtype);
   mine.publish();
-  group_.announce(call);
-  DeviceQueue& queue = current_queue(device());
-  if (fixed_order_) {
-    all_reduce_in_fixed_order(mine, count, out, reduction);
-  } else if (count > 0) {
-    std::byte* sums = scratch(bytes_of(count, reduction.in_dtype));
-    channel_->all_reduce(mine.data(), sums, count, reduction.in_dtype, queue);
-    sum({sums}, 1, out, count, reduction.in_dtype, reduction);
-  }
-  job_->expect(call, queue.record());
+  collective(call, [&] {
+    if (fixed_order_) {
+      all_reduce_in_fixed_order(mine, count, out, reduction);
+    } else if (count > 0) {
+      std::byte* sums = scratch(bytes_of(count, reduction.in_dtype));
+      channel_->all_reduce(mine.data(), sums, count, reduction.in_dtype, current_queue(device()));
+      sum({sums}, 1, out, count, reduction.in_dtype, reduction);
+    }
+  });
   mine.release();
 }
 
