@@ -132,7 +132,7 @@ struct Stream::State {
     queue->wait(item.begin);
     const PointHandle begin = queue->record_timed();
     item.work();
-    const PointHandle end = queue->record_timed();
+    PointHandle end = queue->record_timed();
     const std::lock_guard lock(mutex);
     spans.push_back({begin, end});
     count_reached_spans();
