@@ -47,7 +47,9 @@ class NcclCommunicator final : public Communicator {
     std::int64_t first;
     std::int64_t count;
     friend bool operator==(const Range&, const Range&) = default;
-    friend auto operator<=>(const Range&, const Range&) = default;
+    friend bool operator<(const Range& a, const Range& b) {
+      return std::pair(a.first, a.count) < std::pair(b.first, b.count);
+    }
   };
   using Ranges = std::vector<Range>;
   using RangesOfRanks = std::vector<Ranges>;
