@@ -248,6 +248,7 @@ class Hub::Server {
   }
 
   void take_post(std::int32_t number, const FrameHeader& header, Post post) {
+    if (!failure_.empty()) return;  // every rank has been told; nobody gets an answer any more
     last_post_ = Clock::now();
     Round& round = rounds_[{header.group, header.round}];
     if (round.posts.empty()) {
