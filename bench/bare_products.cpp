@@ -18,6 +18,17 @@ void run_sgemm(const kernels::Matmul& p) {
 
 }  // namespace
 
+bool has_bare_products(DType dtype) {
+  using dnnl::memory;
+  if (dtype == float32) return true;
+  const memory::desc matrix({1, 8, 8}, memory::data_type::bf16, memory::dims{64, 8, 1});
+  const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+  constexpr bool refused_without_exception = true;
+  const dnnl::matmul::primitive_desc description({matrix, matrix, matrix}, dnnl::primitive_attr(),
+                                                 engine, refused_without_exception);
+  return static_cast<bool>(description);
+}
+
 std::function<void()> bare_product(const kernels::Matmul& p) {
   using dnnl::memory;
   if (p.dtype == float32) return [p] { run_sgemm(p); };

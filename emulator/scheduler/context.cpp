@@ -68,7 +68,8 @@ void Context::adopt_calling_thread() {
 #endif
 }
 
-Context::Context(void (*entry)()) : stack_bytes_(usable_stack), entry_(entry) {
+Context::Context(void (*entry)(), [[maybe_unused]] Identity identity)
+    : stack_bytes_(usable_stack), entry_(entry) {
   const std::size_t guard = page_bytes();
   void* memory = mmap(nullptr, guard + usable_stack, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -80,7 +81,7 @@ Context::Context(void (*entry)()) : stack_bytes_(usable_stack), entry_(entry) {
   }
   stack_ = mapping_ + guard;
 #if defined(TESSERA_EMULATOR_THREAD)
-  sanitizer_thread_ = __tsan_create_fiber(0);
+  if (identity == Identity::own) sanitizer_thread_ = __tsan_create_fiber(0);
 #endif
 #if defined(__x86_64__)
   // What the first switch pops: six registers, the entry's address, and a null return address that
@@ -112,7 +113,7 @@ Context::~Context() {
   if (mapping_ == nullptr) return;
   close();
 #if defined(TESSERA_EMULATOR_THREAD)
-  __tsan_destroy_fiber(sanitizer_thread_);
+  if (sanitizer_thread_ != nullptr) __tsan_destroy_fiber(sanitizer_thread_);
 #endif
   sanitizer::allow(stack_, stack_bytes_);  // the mapping may be anybody's next
   munmap(mapping_, page_bytes() + usable_stack);
@@ -147,7 +148,9 @@ void Context::begin([[maybe_unused]] Context& to, [[maybe_unused]] void** fake_s
   __sanitizer_start_switch_fiber(fake_stack, to.stack_, to.stack_bytes_);
 #endif
 #if defined(TESSERA_EMULATOR_THREAD)
-  __tsan_switch_to_fiber(to.sanitizer_thread_, __tsan_switch_to_fiber_no_sync);
+  if (to.sanitizer_thread_ != nullptr && to.sanitizer_thread_ != __tsan_get_current_fiber()) {
+    __tsan_switch_to_fiber(to.sanitizer_thread_, __tsan_switch_to_fiber_no_sync);
+  }
 #endif
 }
 

@@ -15,8 +15,10 @@ class Context {
  public:
   // The calling OS thread's own stack.
   Context();
-  // A new stack on which `entry` starts when the context is entered first; it never returns.
-  explicit Context(void (*entry)());
+  // A new stack on which `entry` starts when the context is entered first; it never returns. To the
+  // thread sanitizer what runs there is a thread of its own, or goes on with that of the OS thread.
+  enum class Identity { own, of_its_os_thread };
+  Context(void (*entry)(), Identity identity);
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;

@@ -19,12 +19,21 @@ std::uint64_t volume(dim3 size) {
   return std::uint64_t{size.x} * size.y * size.z;
 }
 
+using Multiprocessors = std::vector<std::unique_ptr<Multiprocessor>>;
+
+// Whether the calling thread's kept multiprocessors are gone: it ends, and runs the destructors of
+// its thread_local objects.
+thread_local bool thread_ends = false;
+
 // The multiprocessors of the calling host thread, kept with their stacks until it ends. Each host
 // thread has its own: what two of them run is ordered by nothing that they did not order.
-Multiprocessor& multiprocessor_of_this_thread(std::size_t index) {
-  static thread_local std::vector<std::unique_ptr<Multiprocessor>> all;
-  while (all.size() <= index) all.push_back(std::make_unique<Multiprocessor>());
-  return *all[index];
+Multiprocessors& kept_multiprocessors() {
+  struct Kept {
+    Multiprocessors all;
+    ~Kept() { thread_ends = true; }
+  };
+  static thread_local Kept kept;
+  return kept.all;
 }
 
 // Blocks are given out in the schedule's order, one at a time.
@@ -71,12 +80,17 @@ void run_grid(dim3 grid, dim3 block, std::size_t shared_bytes, const char* kerne
   std::atomic<std::uint64_t> next{0};
   const auto workers =
       static_cast<std::size_t>(std::min<std::uint64_t>(work.schedule.threads, count));
+  // A destructor of a thread_local object (a queue of CUDA's waits for its stream) may come here.
+  Multiprocessors of_this_grid;
+  Multiprocessors& multiprocessors = thread_ends ? of_this_grid : kept_multiprocessors();
+  while (multiprocessors.size() < workers) {
+    multiprocessors.push_back(std::make_unique<Multiprocessor>());
+  }
   std::vector<std::jthread> others;
   for (std::size_t i = 1; i < workers; ++i) {
-    Multiprocessor& multiprocessor = multiprocessor_of_this_thread(i);
-    others.emplace_back([&] { run_blocks(multiprocessor, work, order, next, count); });
+    others.emplace_back([&, i] { run_blocks(*multiprocessors[i], work, order, next, count); });
   }
-  run_blocks(multiprocessor_of_this_thread(0), work, order, next, count);
+  run_blocks(*multiprocessors[0], work, order, next, count);
 }
 
 }  // namespace tessera::emulator

@@ -31,7 +31,7 @@ constexpr unsigned meeting_ordering(int warp, int lowest_lane, bool turn) {
 
 Multiprocessor::Multiprocessor() : threads_(most_threads_of_a_block) {
   meetings_.reserve(most_warps_of_a_block);
-  contexts_.reserve(sanitizer_sets * most_threads_of_a_block);
+  contexts_.reserve((sanitizer_sets + 1) * most_threads_of_a_block);
   idle_contexts_.reserve(most_threads_of_a_block);
   if constexpr (sanitizer::thread) contexts_.resize(sanitizer_sets * most_threads_of_a_block);
 #if defined(TESSERA_EMULATOR_THREAD)
@@ -61,7 +61,7 @@ void Multiprocessor::begin_grid(const GridWork& work) {
   thread_count_ = static_cast<int>(work.block.x * work.block.y * work.block.z);
   warp_count_ = (thread_count_ + lanes_of_a_warp - 1) / lanes_of_a_warp;
   while (static_cast<int>(meetings_.size()) < warp_count_) meetings_.emplace_back();
-  if constexpr (sanitizer::thread) make_sanitizer_contexts();
+  if (threads_have_identities()) make_sanitizer_contexts();
 }
 
 void Multiprocessor::end_grid() {
@@ -88,6 +88,10 @@ void Multiprocessor::run_block(std::uint64_t block) {
 void Multiprocessor::end_shared_memory() {
   if (const char* wrong = shared_memory_.check_gaps()) fail(wrong, {"the block's end", {"", 0}});
 #if defined(TESSERA_EMULATOR_THREAD)
+  if (!threads_have_identities()) {
+    shared_memory_.end_block();
+    return;
+  }
   // Freed by a thread that comes after the block's; this one must not, or the next blocks would.
   void* self = __tsan_get_current_fiber();
   __tsan_switch_to_fiber(cleaner_, __tsan_switch_to_fiber_no_sync);
@@ -179,23 +183,30 @@ void Multiprocessor::make_current(int thread) {
   threadIdx = threads_[thread].index;
 }
 
+bool Multiprocessor::threads_have_identities() const {
+  return sanitizer::thread && work_->schedule.races == Schedule::Races::threads;
+}
+
 // For the thread sanitizer whoever makes a thread comes before it: the host makes them all, not one
 // thread of a block the next.
 void Multiprocessor::make_sanitizer_contexts() {
   for (int set = 0; set < sanitizer_sets; ++set) {
     for (int thread = 0; thread < thread_count_; ++thread) {
       auto& context = contexts_[set * most_threads_of_a_block + thread];
-      if (context == nullptr) context = std::make_unique<Context>(&serve_threads);
+      if (context == nullptr) {
+        context = std::make_unique<Context>(&serve_threads, Context::Identity::own);
+      }
     }
   }
 }
 
 Context& Multiprocessor::context_for(int thread) {
-  if constexpr (sanitizer::thread) {
+  if (threads_have_identities()) {
     return *contexts_[block_parity_ * most_threads_of_a_block + static_cast<unsigned>(thread)];
   }
   if (idle_contexts_.empty()) {
-    return *contexts_.emplace_back(std::make_unique<Context>(&serve_threads));
+    return *contexts_.emplace_back(
+        std::make_unique<Context>(&serve_threads, Context::Identity::of_its_os_thread));
   }
   Context* context = idle_contexts_.back();
   idle_contexts_.pop_back();
@@ -247,13 +258,13 @@ void Multiprocessor::finish_current_thread() {
   }
   Context& context = *self.context;
   if (alive_ == 0) {
-    if constexpr (!sanitizer::thread) idle_contexts_.push_back(&context);
+    if (!threads_have_identities()) idle_contexts_.push_back(&context);
     context.switch_to(host_);
     return;
   }
   if (ready_turns_ == 0) fail_deadlock();
   const int next = take_ready();
-  if constexpr (!sanitizer::thread) {
+  if (!threads_have_identities()) {
     if (threads_[next].context == nullptr) {
       threads_[next].context = &context;
       make_current(next);

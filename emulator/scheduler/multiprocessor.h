@@ -96,6 +96,7 @@ class Multiprocessor {
   void run_current_thread();
   void finish_current_thread();
   void begin_threads();
+  [[nodiscard]] bool threads_have_identities() const;
   void make_sanitizer_contexts();
   Context& context_for(int thread);
   void enter(Context& from, int next);

@@ -51,6 +51,20 @@ void read_threads(Schedule& schedule) {
   }
 }
 
+void read_races(Schedule& schedule) {
+  constexpr const char* variable = "TESSERA_EMULATOR_RACES";
+  const char* value = std::getenv(variable);
+  if (value == nullptr || *value == '\0') return;
+  const std::string_view text = value;
+  if (text == "threads") {
+    schedule.races = Schedule::Races::threads;
+  } else if (text == "streams") {
+    schedule.races = Schedule::Races::streams;
+  } else {
+    refuse(variable, text, "threads or streams");
+  }
+}
+
 }  // namespace
 
 std::uint64_t Random::next() {
@@ -65,6 +79,7 @@ Schedule Schedule::from_environment() {
   Schedule schedule;
   read_order(schedule);
   read_threads(schedule);
+  read_races(schedule);
   return schedule;
 }
 

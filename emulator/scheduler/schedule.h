@@ -26,9 +26,15 @@ struct Schedule {
   Order order = Order::forward;
   std::uint64_t seed = 1;
   int threads = 1;  // OS threads that run blocks of one grid
+  // What the thread sanitizer takes for a thread: each of a block's, or the OS thread that runs the
+  // block. The sanitizer remembers the accesses of some 250 threads: beyond them it forgets, and so
+  // races between streams show surely only where a block does not take all of those.
+  enum class Races { threads, streams };
+  Races races = Races::threads;
 
-  // TESSERA_EMULATOR_SCHEDULE = forward | reverse | random | random:SEED and
-  // TESSERA_EMULATOR_THREADS = 1 .. 64. Throws std::invalid_argument for other values.
+  // TESSERA_EMULATOR_SCHEDULE = forward | reverse | random | random:SEED,
+  // TESSERA_EMULATOR_THREADS = 1 .. 64 and TESSERA_EMULATOR_RACES = threads | streams. Throws
+  // std::invalid_argument for other values.
   static Schedule from_environment();
 };
 

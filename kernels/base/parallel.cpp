@@ -1,7 +1,10 @@
-// parallel_for over OpenMP's pool.
+// parallel_for over OpenMP's pool. Without OpenMP (the thread sanitizer's build: its barriers are
+// invisible to the sanitizer) the calling thread computes alone.
 #include "kernels/base/parallel.h"
 
+#if defined(_OPENMP)
 #include <omp.h>
+#endif
 
 #include <algorithm>
 #include <cstdlib>
@@ -11,6 +14,20 @@
 namespace tessera {
 namespace {
 
+#if defined(_OPENMP)
+int cores() {
+  return omp_get_num_procs();
+}
+void set_pool_threads(int threads) {
+  omp_set_num_threads(threads);
+}  // of the caller; oneDNN reads it
+#else
+int cores() {
+  return 1;
+}
+void set_pool_threads(int /*threads*/) {}
+#endif
+
 int threads_from_environment() {
   for (const char* name : {"TESSERA_NUM_THREADS", "OMP_NUM_THREADS"}) {
     if (const char* text = std::getenv(name)) {
@@ -18,10 +35,9 @@ int threads_from_environment() {
       if (value > 0) return value;
     }
   }
-  const int cores = omp_get_num_procs();
   const char* local_world = std::getenv("LOCAL_WORLD_SIZE");
   const int ranks = local_world != nullptr ? std::max(1, std::atoi(local_world)) : 1;
-  return std::max(1, cores / ranks);
+  return std::max(1, cores() / ranks);
 }
 
 thread_local int threads_of_this_rank = 0;
@@ -35,13 +51,17 @@ int compute_threads() {
 
 void set_compute_threads(int threads) {
   threads_of_this_rank = std::max(1, threads);
-  omp_set_num_threads(threads_of_this_rank);  // per thread in OpenMP too; oneDNN reads it
+  set_pool_threads(threads_of_this_rank);
 }
 
-namespace detail {
+#if defined(_OPENMP)
 
-void parallel_for_pool(std::int64_t begin, std::int64_t end, std::int64_t grain,
-                       const std::function<void(std::int64_t, std::int64_t)>& body) {
+bool inside_parallel_for() {
+  return omp_in_parallel() != 0;
+}
+
+void detail::parallel_for_pool(std::int64_t begin, std::int64_t end, std::int64_t grain,
+                               const std::function<void(std::int64_t, std::int64_t)>& body) {
   const std::int64_t grains = (end - begin + grain - 1) / grain;
   const auto threads = static_cast<int>(std::min<std::int64_t>(compute_threads(), grains));
   std::exception_ptr error;
@@ -62,5 +82,17 @@ void parallel_for_pool(std::int64_t begin, std::int64_t end, std::int64_t grain,
   if (error) std::rethrow_exception(error);
 }
 
-}  // namespace detail
+#else
+
+bool inside_parallel_for() {
+  return false;
+}
+
+void detail::parallel_for_pool(std::int64_t begin, std::int64_t end, std::int64_t /*grain*/,
+                               const std::function<void(std::int64_t, std::int64_t)>& body) {
+  body(begin, end);
+}
+
+#endif
+
 }  // namespace tessera

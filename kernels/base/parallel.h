@@ -13,6 +13,9 @@ namespace tessera {
 int compute_threads();
 void set_compute_threads(int threads);
 
+// Whether the caller is one of several threads of a parallel_for.
+bool inside_parallel_for();
+
 namespace detail {
 void parallel_for_pool(std::int64_t begin, std::int64_t end, std::int64_t grain,
                        const std::function<void(std::int64_t, std::int64_t)>& body);

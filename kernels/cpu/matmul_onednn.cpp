@@ -2,7 +2,6 @@
 #include "kernels/cpu/matmul_onednn.h"
 
 #include <dnnl_debug.h>
-#include <omp.h>
 
 #include <array>
 #include <bit>
@@ -173,7 +172,7 @@ std::unique_ptr<CachedPrimitive> ThreadPrimitives::create(const Matmul& product)
 // oneDNN runs on one thread inside a parallel region, and cuts a primitive's work when it is
 // created.
 int threads_of_this_call() {
-  return omp_in_parallel() != 0 ? 1 : compute_threads();
+  return inside_parallel_for() ? 1 : compute_threads();
 }
 
 dnnl_status_t set_address(const dnnl::memory& memory, const void* address) {

@@ -49,6 +49,8 @@ __device__ __forceinline__ T block_reduce(T value) {
 #pragma unroll
     for (int warp = 1; warp < warps; ++warp) value = Operation{}(value, partials.value[warp]);
     __syncthreads();
+  } else {
+    __syncwarp();  // shuffles alone order no memory
   }
   return value;
 }

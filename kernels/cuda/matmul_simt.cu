@@ -108,9 +108,9 @@ __device__ __forceinline__ double multiply_add(double a, double b, double c) {
 template <class T, int pieces>
 using Accumulators = T[Tile<T, pieces>::own][Tile<T, pieces>::own];
 
-// The values of a step that belong to thread number `thread` across (or down) the tile.
+// The Tile::own values of a step that belong to thread number `thread` across (or down) the tile.
 template <class T, int pieces>
-__device__ __forceinline__ void gather(T (&own)[Tile<T, pieces>::own], const T* line, int thread) {
+__device__ __forceinline__ void gather(T* own, const T* line, int thread) {
   constexpr int width = Vector<T>::size;
 #pragma unroll
   for (int piece = 0; piece < pieces; ++piece) {

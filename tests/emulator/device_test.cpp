@@ -73,6 +73,25 @@ TEST_P(Device, EveryThreadOfEveryBlockRunsOnce) {
   EXPECT_EQ(runs, std::vector<int>(runs.size(), 1));
 }
 
+// Launches as its thread ends, as a stream does whose owner waits for it then.
+struct LaunchesAtTheEnd {
+  int* ran;
+  ~LaunchesAtTheEnd() {
+    emulator::run_grid(dim3(5), dim3(1), 0, "at the end", [this] { *ran += 1; });
+  }
+};
+
+TEST_P(Device, AThreadMayLaunchWhileItEnds) {
+  int ran = 0;
+  const Environment one{"TESSERA_EMULATOR_THREADS", "1"};  // `ran` is no atomic
+  std::thread([&ran] {
+    static thread_local const LaunchesAtTheEnd last{&ran};
+    EXPECT_EQ(last.ran, &ran);
+    emulator::run_grid(dim3(1), dim3(1), 0, "before", [] {});  // made later, so destroyed earlier
+  }).join();
+  EXPECT_EQ(ran, 5);
+}
+
 TEST_P(Device, ShufflesMoveValuesWithinSegments) {
   int up[32], down[32], swapped[32], first[32];
   double wide[32];

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <initializer_list>
 #include <limits>
 #include <set>
 #include <stdexcept>
@@ -98,12 +99,23 @@ TEST(Schedule, OrdersArePermutations) {
 }
 
 TEST(Schedule, RefusesUnknownValues) {
+  const auto refuses = [](const char* variable, std::initializer_list<const char*> values) {
+    const char* old = std::getenv(variable);
+    const std::string kept = old != nullptr ? old : "";
+    for (const char* value : values) {
+      setenv(variable, value, 1);
+      EXPECT_THROW((void)emulator::Schedule::from_environment(), std::invalid_argument) << value;
+    }
+    setenv(variable, kept.c_str(), 1);  // empty is as good as absent
+  };
+  refuses("TESSERA_EMULATOR_SCHEDULE", {"backward", "random:", "random:x", "forward "});
+  refuses("TESSERA_EMULATOR_THREADS", {"0", "65", "two", "-1"});
+  refuses("TESSERA_EMULATOR_RACES", {"warps", "thread", "streams "});
+}
+
+TEST(Schedule, ReadsTheSeed) {
   const char* old = std::getenv("TESSERA_EMULATOR_SCHEDULE");
   const std::string kept = old != nullptr ? old : "";
-  for (const char* value : {"backward", "random:", "random:x", "forward "}) {
-    setenv("TESSERA_EMULATOR_SCHEDULE", value, 1);
-    EXPECT_THROW((void)emulator::Schedule::from_environment(), std::invalid_argument) << value;
-  }
   setenv("TESSERA_EMULATOR_SCHEDULE", "random:12", 1);
   EXPECT_EQ(emulator::Schedule::from_environment().seed, 12u);
   setenv("TESSERA_EMULATOR_SCHEDULE", kept.c_str(), 1);

@@ -33,6 +33,7 @@ class Run:
         environment.update(
             TESSERA_EMULATOR_STREAMS=streams,
             TESSERA_EMULATOR_CHECK=check,
+            TESSERA_EMULATOR_RACES="streams",
             TSAN_OPTIONS=f"exitcode={SANITIZER_EXIT} halt_on_error=1 "
             + os.environ.get("TSAN_OPTIONS", ""),
         )

@@ -70,7 +70,7 @@ class NormalizationTest : public ::testing::Test {
 
   static void expect_backward(Shape shape, bool rms, bool with_residual, bool with_gamma,
                               bool accumulate) {
-    const auto [rows, dim] = shape;
+    const std::int64_t rows = shape.rows, dim = shape.dim;
     const auto x = normals<T>(rows * dim, 5, 2.0);
     const auto dout = normals<T>(rows * dim, 6);
     const auto dresidual = normals<T>(rows * dim, 7);
