@@ -16,6 +16,7 @@
 #include "engine/queue.h"
 #include "kernels/base/error.h"
 #include "sharding/comm/world.h"
+#include "support/sanitizers.h"
 
 namespace tessera::comm {
 namespace {
@@ -46,9 +47,8 @@ Results results_of(int ranks, Device device, const Program& program) {
 }
 
 void expect_the_cpus_bits(int ranks, const Program& program) {
-#if !defined(__SANITIZE_THREAD__)  // the checker's lock would order the threads
-  emulator::checker::set_enabled(true);
-#endif
+  // The checker's lock would order the thread sanitizer's threads.
+  emulator::checker::set_enabled(!testing::thread_sanitizer);
   const Results expected = results_of(ranks, Device::cpu(), program);
   EXPECT_FALSE(expected.at(0).empty());
   EXPECT_TRUE(results_of(ranks, gpu, program) == expected) << ranks << " ranks";

@@ -8,15 +8,12 @@
 #include "emulator/runtime/drop_waits.h"
 #include "engine/queue.h"
 #include "sharding/sharding_testing.h"
+#include "support/sanitizers.h"
 
 namespace tessera {
 namespace {
 
-#if defined(__SANITIZE_THREAD__)
-constexpr bool checks_accesses = false;
-#else
-constexpr bool checks_accesses = true;
-#endif
+constexpr bool checks_accesses = !testing::thread_sanitizer;
 
 struct Wait {
   std::string waiting, recording;

@@ -8,6 +8,7 @@
 #include "emulator/runtime/checker.h"
 #include "models/gpt2.h"
 #include "sharding/strategy_bits.h"
+#include "support/sanitizers.h"
 
 namespace tessera {
 namespace {
@@ -49,14 +50,11 @@ ShardingOptions options_of(Strategy strategy, int group_size = 0,
 class DeviceStrategies : public ::testing::Test {
  protected:
   DeviceStrategies() {
-#if !defined(__SANITIZE_THREAD__)  // the checker's lock would order the threads
-    emulator::checker::set_enabled(true);
-#endif
+    // The checker's lock would order the thread sanitizer's threads.
+    emulator::checker::set_enabled(!testing::thread_sanitizer);
     emulator::checker::reset();
   }
-  ~DeviceStrategies() override {
-    EXPECT_EQ(emulator::checker::conflicts(), 0);
-  }
+  ~DeviceStrategies() override { EXPECT_EQ(emulator::checker::conflicts(), 0); }
 };
 
 void expect_close_losses(const Trajectory& expected, const Trajectory& got, double relative) {

@@ -8,6 +8,7 @@
 
 #include "sharding/comm/control/bootstrap.h"
 #include "sharding/comm/world.h"
+#include "support/sanitizers.h"
 
 namespace tessera::comm::control {
 namespace {
@@ -29,9 +30,9 @@ TEST(MpiBootstrap, Rank) {
 
 TEST(MpiBootstrap, TwoProcesses) {
   if (std::getenv(inside) != nullptr) return;  // this is a rank
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "OpenMPI leaks memory and has locks that the sanitizers report";
-#endif
+  if (testing::address_sanitizer || testing::thread_sanitizer) {
+    GTEST_SKIP() << "OpenMPI leaks memory and has locks that the sanitizers report";
+  }
   if (std::system("command -v mpirun > /dev/null 2>&1") != 0) {
     GTEST_SKIP() << "mpirun is missing (Debian package openmpi-bin)";
   }
