@@ -61,6 +61,7 @@ enum class Sharing : std::uint8_t {
 class Buffer {
  public:
   virtual ~Buffer() = default;
+  [[nodiscard]] virtual const std::string& name() const = 0;  // what allocate() was given
   [[nodiscard]] virtual std::byte* data()
       const = 0;  // the shared region, or this rank's own region
   [[nodiscard]] virtual std::size_t bytes() const = 0;  // of one region

@@ -31,13 +31,13 @@ class SharedBuffer final : public Buffer {
   SharedBuffer(const SharedBuffer&) = delete;
   SharedBuffer& operator=(const SharedBuffer&) = delete;
 
+  [[nodiscard]] const std::string& name() const override { return name_; }
   [[nodiscard]] std::byte* data() const override;
   [[nodiscard]] std::size_t bytes() const override { return bytes_; }
   [[nodiscard]] Sharing sharing() const override { return sharing_; }
   void release() override;
 
   [[nodiscard]] const Group& group() const { return *group_; }
-  [[nodiscard]] const std::string& name() const { return name_; }
   // The region of a rank; of a one_copy buffer there is one.
   [[nodiscard]] std::byte* region(int rank) const;
   // A call on this buffer, for the ranks to compare.

@@ -9,6 +9,7 @@
 #include "engine/launch.h"
 #include "engine/queue.h"
 #include "kernels/base/error.h"
+#include "sharding/comm/arguments.h"
 #include "sharding/comm/messages.h"
 
 namespace tessera::comm {
@@ -47,37 +48,11 @@ void SharedCommunicator::acquire(Buffer& buffer) {
 
 void SharedCommunicator::all_gather(Buffer& buffer, std::size_t bytes, Tag tag) {
   SharedBuffer& shared = own(buffer, Op::all_gather);
-  TESSERA_REQUIRE(shared.sharing() == Sharing::one_copy,
-                  "all_gather of '{}': the buffer has to be shared as one_copy", shared.name());
-  TESSERA_REQUIRE(bytes <= shared.bytes(), "all_gather of '{}': {} bytes, and it has {}",
-                  shared.name(), bytes, shared.bytes());
-  TESSERA_REQUIRE(bytes % static_cast<std::size_t>(size()) == 0,
-                  "all_gather of '{}': {} bytes do not divide into {} shares", shared.name(), bytes,
-                  size());
+  check_all_gather(shared, bytes, size());
   Call call = shared.call(Op::all_gather, tag);
   call.bytes = bytes;
   shared.publish(Op::all_gather);
   group_->meet_with_queues(call);
-}
-
-Call SharedCommunicator::reduction_call(Op op, const SharedBuffer& buffer,
-                                        const Reduction& reduction, Tag tag) const {
-  TESSERA_REQUIRE(buffer.sharing() == Sharing::per_rank,
-                  "{} of '{}': the buffer has to be shared per_rank", name_of(op), buffer.name());
-  const DType out = reduction.out_dtype;
-  TESSERA_REQUIRE(is_floating(reduction.in_dtype) &&
-                      (out == float32 || out == float64 || out == reduction.in_dtype),
-                  "{} of '{}': {} cannot be summed into {}", name_of(op), buffer.name(),
-                  tessera::name_of(reduction.in_dtype), tessera::name_of(out));
-  TESSERA_REQUIRE(reduction.group >= 0, "{} of '{}': groups of {} ranks", name_of(op),
-                  buffer.name(), reduction.group);
-  Call call = buffer.call(op, tag);
-  call.in_dtype = reduction.in_dtype;
-  call.out_dtype = reduction.out_dtype;
-  call.accumulate = reduction.accumulate;
-  call.group = reduction.group;
-  call.scale_bits = std::bit_cast<std::uint32_t>(reduction.scale);
-  return call;
 }
 
 void SharedCommunicator::reduce(const SharedBuffer& buffer, std::int64_t first, std::int64_t count,
@@ -103,18 +78,9 @@ void SharedCommunicator::reduce(const SharedBuffer& buffer, std::int64_t first, 
 void SharedCommunicator::reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges,
                                         Reduction reduction, Tag tag) {
   SharedBuffer& shared = own(buffer, Op::reduce_scatter);
-  const Call call = reduction_call(Op::reduce_scatter, shared, reduction, tag);
-  const auto elements = static_cast<std::int64_t>(shared.bytes() / size_of(reduction.in_dtype));
-  for (const ReducedRange& range : ranges) {
-    TESSERA_REQUIRE(range.first >= 0 && range.count >= 0 && range.first <= elements &&
-                        range.count <= elements - range.first,
-                    "reduce_scatter of '{}': elements {} to {} are not in its {}", shared.name(),
-                    range.first, range.first + range.count, elements);
-    TESSERA_REQUIRE(range.count == 0 || range.out != nullptr,
-                    "reduce_scatter of '{}': a range without an output", shared.name());
-  }
+  check_reduce_scatter(shared, ranges, reduction);
   shared.publish(Op::reduce_scatter);
-  group_->meet_with_queues(call);
+  group_->meet_with_queues(with_reduction(shared.call(Op::reduce_scatter, tag), reduction));
   for (const ReducedRange& range : ranges) {
     if (range.count > 0) reduce(shared, range.first, range.count, range.out, reduction);
   }
@@ -124,12 +90,8 @@ void SharedCommunicator::reduce_scatter(Buffer& buffer, const std::vector<Reduce
 void SharedCommunicator::all_reduce(Buffer& buffer, std::int64_t count, void* out,
                                     Reduction reduction, Tag tag) {
   SharedBuffer& shared = own(buffer, Op::all_reduce);
-  Call call = reduction_call(Op::all_reduce, shared, reduction, tag);
-  const auto elements = static_cast<std::int64_t>(shared.bytes() / size_of(reduction.in_dtype));
-  TESSERA_REQUIRE(count >= 0 && count <= elements, "all_reduce of '{}': {} elements, and it has {}",
-                  shared.name(), count, elements);
-  TESSERA_REQUIRE(count == 0 || out != nullptr, "all_reduce of '{}' without an output",
-                  shared.name());
+  check_all_reduce(shared, count, out, reduction);
+  Call call = with_reduction(shared.call(Op::all_reduce, tag), reduction);
   call.bytes = static_cast<std::uint64_t>(count) * size_of(reduction.in_dtype);
   // Two ranks read less when each sums everything, and small sums are not worth a second meeting. A
   // 16-bit output that accumulates has to be rounded once, from its own old value and the whole
@@ -202,8 +164,7 @@ std::vector<std::string> SharedCommunicator::exchange(std::string_view message, 
 }
 
 std::string SharedCommunicator::broadcast(std::string_view message, int root, Tag tag) {
-  TESSERA_REQUIRE(root >= 0 && root < size(), "broadcast on '{}' from rank {} of {}",
-                  group_->name(), root, size());
+  check_broadcast(group_->name(), root, size());
   return broadcast_message(*group_, message, root, Call(Op::broadcast, tag));
 }
 

@@ -44,8 +44,6 @@ class SharedCommunicator final : public Communicator {
 
  private:
   SharedBuffer& own(Buffer& buffer, Op op) const;
-  // A per_rank buffer and a reduction that fit, as a call for the ranks to compare.
-  Call reduction_call(Op op, const SharedBuffer& buffer, const Reduction& reduction, Tag tag) const;
   void reduce(const SharedBuffer& buffer, std::int64_t first, std::int64_t count, void* out,
               const Reduction& reduction);
   void all_reduce_in_chunks(SharedBuffer& buffer, std::int64_t count, void* out,

@@ -32,13 +32,13 @@ class NcclBuffer final : public Buffer {
              Sharing sharing, std::uint64_t number);
   ~NcclBuffer() override;
 
+  [[nodiscard]] const std::string& name() const override { return name_; }
   [[nodiscard]] std::byte* data() const override { return memory_.data(); }
   [[nodiscard]] std::size_t bytes() const override { return memory_.bytes(); }
   [[nodiscard]] Sharing sharing() const override { return sharing_; }
   void release() override;
 
   [[nodiscard]] const void* owner() const { return owner_; }
-  [[nodiscard]] const std::string& name() const { return name_; }
   [[nodiscard]] std::uint64_t number() const { return number_; }
 
   // The calling thread's current queue may write when the readers of the last contents have passed.

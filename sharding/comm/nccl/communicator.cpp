@@ -3,6 +3,7 @@
 
 #include "engine/backend.h"
 #include "kernels/base/error.h"
+#include "sharding/comm/arguments.h"
 
 namespace tessera::comm {
 
@@ -47,11 +48,7 @@ void NcclCommunicator::acquire(Buffer& buffer) {
 
 void NcclCommunicator::all_gather(Buffer& buffer, std::size_t bytes, Tag tag) {
   NcclBuffer& mine = own(buffer, Op::all_gather);
-  TESSERA_REQUIRE(mine.sharing() == Sharing::one_copy,
-                  "all_gather of '{}': the buffer has to be shared as one_copy", mine.name());
-  TESSERA_REQUIRE(bytes <= mine.bytes() && bytes % static_cast<std::size_t>(size()) == 0,
-                  "all_gather of '{}': {} bytes do not divide into {} shares of its {}",
-                  mine.name(), bytes, size(), mine.bytes());
+  check_all_gather(mine, bytes, size());
   Call call = call_of(Op::all_gather, mine, tag);
   call.bytes = bytes;
   mine.publish();
@@ -66,8 +63,7 @@ std::vector<std::string> NcclCommunicator::exchange(std::string_view message, Ta
 }
 
 std::string NcclCommunicator::broadcast(std::string_view message, int root, Tag tag) {
-  TESSERA_REQUIRE(root >= 0 && root < size(), "broadcast on '{}' from rank {} of {}", group_.name(),
-                  root, size());
+  check_broadcast(group_.name(), root, size());
   Call call(Op::broadcast, tag);
   call.root = root;
   auto messages = group_.exchange(call, rank() == root ? message : std::string_view{});

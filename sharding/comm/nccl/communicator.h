@@ -70,7 +70,6 @@ class NcclCommunicator final : public Communicator {
     }
     job_->expect(call, current_queue(device()).record());
   }
-  Call reduction_call(Op op, const NcclBuffer& buffer, const Reduction& reduction, Tag tag) const;
   const RangesOfRanks& ranges_of_ranks(const Ranges& mine, const Call& call);
   std::byte* scratch(std::size_t bytes);
 

@@ -4,6 +4,7 @@
 
 #include "engine/launch.h"
 #include "kernels/base/error.h"
+#include "sharding/comm/arguments.h"
 #include "sharding/comm/nccl/communicator.h"
 
 namespace tessera::comm {
@@ -26,26 +27,6 @@ DType sum_dtype(DType in) {
 }
 
 }  // namespace
-
-Call NcclCommunicator::reduction_call(Op op, const NcclBuffer& buffer, const Reduction& reduction,
-                                      Tag tag) const {
-  TESSERA_REQUIRE(buffer.sharing() == Sharing::per_rank,
-                  "{} of '{}': the buffer has to be shared per_rank", name_of(op), buffer.name());
-  const DType out = reduction.out_dtype;
-  TESSERA_REQUIRE(is_floating(reduction.in_dtype) &&
-                      (out == float32 || out == float64 || out == reduction.in_dtype),
-                  "{} of '{}': {} cannot be summed into {}", name_of(op), buffer.name(),
-                  tessera::name_of(reduction.in_dtype), tessera::name_of(out));
-  TESSERA_REQUIRE(reduction.group >= 0, "{} of '{}': groups of {} ranks", name_of(op),
-                  buffer.name(), reduction.group);
-  Call call = call_of(op, buffer, tag);
-  call.in_dtype = reduction.in_dtype;
-  call.out_dtype = reduction.out_dtype;
-  call.accumulate = reduction.accumulate;
-  call.group = reduction.group;
-  call.scale_bits = std::bit_cast<std::uint32_t>(reduction.scale);
-  return call;
-}
 
 std::byte* NcclCommunicator::scratch(std::size_t bytes) {
   if (scratch_.bytes() < bytes) {
@@ -103,18 +84,10 @@ void NcclCommunicator::sum(const std::vector<const void*>& sources, int group, v
 void NcclCommunicator::reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges,
                                       Reduction reduction, Tag tag) {
   NcclBuffer& mine = own(buffer, Op::reduce_scatter);
-  const Call call = reduction_call(Op::reduce_scatter, mine, reduction, tag);
-  const auto elements = static_cast<std::int64_t>(mine.bytes() / size_of(reduction.in_dtype));
+  check_reduce_scatter(mine, ranges, reduction);
+  const Call call = with_reduction(call_of(Op::reduce_scatter, mine, tag), reduction);
   Ranges own_ranges;
-  for (const ReducedRange& range : ranges) {
-    TESSERA_REQUIRE(range.first >= 0 && range.count >= 0 && range.first <= elements &&
-                        range.count <= elements - range.first,
-                    "reduce_scatter of '{}': elements {} to {} are not in its {}", mine.name(),
-                    range.first, range.first + range.count, elements);
-    TESSERA_REQUIRE(range.count == 0 || range.out != nullptr,
-                    "reduce_scatter of '{}': a range without an output", mine.name());
-    own_ranges.push_back({range.first, range.count});
-  }
+  for (const ReducedRange& range : ranges) own_ranges.push_back({range.first, range.count});
   mine.publish();
   const RangesOfRanks& all = ranges_of_ranks(own_ranges, call);
   collective(call, [&] {
@@ -214,12 +187,8 @@ void NcclCommunicator::reduce_in_fixed_order(const NcclBuffer& buffer,
 void NcclCommunicator::all_reduce(Buffer& buffer, std::int64_t count, void* out,
                                   Reduction reduction, Tag tag) {
   NcclBuffer& mine = own(buffer, Op::all_reduce);
-  Call call = reduction_call(Op::all_reduce, mine, reduction, tag);
-  const auto elements = static_cast<std::int64_t>(mine.bytes() / size_of(reduction.in_dtype));
-  TESSERA_REQUIRE(count >= 0 && count <= elements, "all_reduce of '{}': {} elements, and it has {}",
-                  mine.name(), count, elements);
-  TESSERA_REQUIRE(count == 0 || out != nullptr, "all_reduce of '{}' without an output",
-                  mine.name());
+  check_all_reduce(mine, count, out, reduction);
+  Call call = with_reduction(call_of(Op::all_reduce, mine, tag), reduction);
   call.bytes = bytes_of(count, reduction.in_dtype);
   mine.publish();
   collective(call, [&] {

@@ -1,0 +1,25 @@
+// What every communicator asks of the arguments of a collective: each function throws a logic_error
+// that names the call and the buffer.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "sharding/comm/call.h"
+#include "sharding/comm/communicator.h"
+
+namespace tessera::comm {
+
+void check_all_gather(const Buffer& buffer, std::size_t bytes, int ranks);
+void check_reduce_scatter(const Buffer& buffer, const std::vector<ReducedRange>& ranges,
+                          const Reduction& reduction);
+void check_all_reduce(const Buffer& buffer, std::int64_t count, const void* out,
+                      const Reduction& reduction);
+void check_broadcast(std::string_view communicator, int root, int ranks);
+
+// `call` with what the ranks must agree on in a reduction.
+Call with_reduction(Call call, const Reduction& reduction);
+
+}  // namespace tessera::comm
