@@ -51,7 +51,8 @@ function(tessera_library_usage target)
   target_link_libraries(${target}
     PUBLIC fmt::fmt Threads::Threads nlohmann_json::nlohmann_json
     PRIVATE $<BUILD_INTERFACE:tessera_settings> DNNL::dnnl $<TARGET_NAME_IF_EXISTS:OpenMP::OpenMP_CXX>
-            spdlog::spdlog_header_only PkgConfig::libhwy PkgConfig::libxxhash $<BUILD_INTERFACE:Eigen3::Eigen> ${CMAKE_DL_LIBS})
+            spdlog::spdlog_header_only PkgConfig::libhwy PkgConfig::libxxhash
+            $<BUILD_INTERFACE:Eigen3::Eigen> ${CMAKE_DL_LIBS})
 endfunction()
 
 add_library(tessera_core OBJECT ${tessera_core_sources})

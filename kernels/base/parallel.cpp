@@ -18,9 +18,10 @@ namespace {
 int cores() {
   return omp_get_num_procs();
 }
+// Of the calling thread; oneDNN reads it.
 void set_pool_threads(int threads) {
   omp_set_num_threads(threads);
-}  // of the caller; oneDNN reads it
+}
 #else
 int cores() {
   return 1;
