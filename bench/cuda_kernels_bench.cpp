@@ -3,6 +3,7 @@
 //   cuda_kernels_bench [--filter PART_OF_A_NAME] [--seconds PER_KERNEL] [--json FILE]
 // A row names the kernel, its time, the bytes it must move (each tensor once) or its operations per
 // second, and the ratio to the device's rate.
+#include <fmt/format.h>
 #include <algorithm>
 #include <cstdlib>
 #include <string_view>

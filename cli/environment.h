@@ -1,7 +1,7 @@
 // What this build and this machine are, for `tessera env` and for reports of benchmarks.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 namespace tessera::cli {

@@ -1,5 +1,6 @@
 // `tessera env`.
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "cli/environment.h"
 #include "cli/subcommands.h"

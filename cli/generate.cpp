@@ -1,6 +1,7 @@
 // `tessera generate`: text, or logits, from a checkpoint or a Hugging Face folder.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
 
 #include <cmath>
 #include <cstdio>

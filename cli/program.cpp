@@ -2,6 +2,7 @@
 // code.
 #include "cli/program.h"
 
+#include <fmt/format.h>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>

@@ -1,6 +1,8 @@
 // The table of keys outside of model configurations.
 #include "cli/recipe_schema.h"
 
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
 #include <type_traits>
 
 #include "cli/recipe_values.h"
