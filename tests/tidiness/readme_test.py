@@ -1,4 +1,5 @@
-"""The documents' C++ is what examples/ builds, and every file that they link to is there.
+"""The documents' C++ is what examples/ builds, messages that they quote are the program's, and every file that they
+link to is there.
 
     python3 readme_test.py REPOSITORY
 """
@@ -7,6 +8,22 @@ import re
 import sys
 
 SHOW_CODE = ("README.md", "docs/cpp-api.md")
+QUOTES_MESSAGES = "docs/troubleshooting.md"
+SPEAKERS = ("checkpoint", "cli", "engine", "kernels", "models", "sharding")
+
+
+def unsaid(root):
+    """Messages in the first column of the tables that no source has; "..." stands for what differs."""
+    sources = []
+    for floor in SPEAKERS:
+        for path in sorted((root / floor).rglob("*.cpp")):
+            sources.append(re.sub(r'"\s*"', "", path.read_text(encoding="utf-8")))
+    said = "\n".join(sources)
+    for line in (root / QUOTES_MESSAGES).read_text(encoding="utf-8").splitlines():
+        for message in re.findall(r"`(.*?)`", line.split("|")[1]) if line.startswith("| ") else ():
+            parts = [part.strip() for part in message.split("...")]
+            if not all(part in said for part in parts):
+                yield message
 
 
 def main():
@@ -26,6 +43,7 @@ def main():
         for target in re.findall(r"\]\(([^)#]+)\)", prose):
             if "://" not in target and not (document.parent / target).exists():
                 faults.append(f"{name}: links to {target}, which is not there")
+    faults += [f"{QUOTES_MESSAGES}: no source says \"{message}\"" for message in unsaid(root)]
     print("\n".join(faults) or "the documents hold")
     return 1 if faults else 0
 
