@@ -29,7 +29,7 @@ constexpr int layers = 2;
 
 // x as it is; its gradient is multiplied by `factor`.
 ts::Tensor scale_gradient(const ts::Tensor& x, double factor) {
-  const ts::Tensor out = x.detach();  // the same memory, outside the graph
+  ts::Tensor out = x.detach();  // the same memory, outside the graph
   ts::autograd::record(
       ts::Op::affine, {x}, {out},
       [factor](std::vector<ts::Tensor>& gradients, ts::autograd::GradientSink& sink) {
@@ -111,7 +111,8 @@ ts::Tensor hits(const ts::Tensor& logits, const ts::Tensor& targets) {
     const std::int64_t last = (row + 1) * length - 1;
     const auto first = scores.begin() + last * vocabulary;
     const auto likeliest = std::max_element(first, first + vocabulary) - first;
-    result.push_back(static_cast<double>(likeliest) == wanted[static_cast<std::size_t>(last)]);
+    const double right = wanted[static_cast<std::size_t>(last)];
+    result.push_back(static_cast<double>(likeliest) == right ? 1.0F : 0.0F);
   }
   return ts::Tensor::from(result, {logits.size(0)});
 }
@@ -161,7 +162,7 @@ class BatchStream {
 
   std::pair<ts::Tensor, ts::Tensor> next() {
     if (!(batch_ != loader_.end())) batch_ = loader_.begin();
-    const auto batch = *batch_;
+    auto batch = *batch_;
     ++batch_;
     return batch;
   }

@@ -21,7 +21,8 @@ def run(*command):
 
 def train(ranks, folder, steps):
     """The lines "step ..." of a run, and its accuracy."""
-    ended = run(tessera, "launch", "--nproc-per-node", str(ranks), "--", sequence_model, "train", str(folder), str(steps))
+    ended = run(tessera, "launch", "--nproc-per-node", str(ranks), "--",
+                sequence_model, "train", str(folder), str(steps))
     if ended.returncode != 0:
         raise AssertionError(f"training ended with {ended.returncode}: {ended.stderr}")
     lines = [line for line in ended.stdout.splitlines() if line.startswith("step ")]
