@@ -13,7 +13,7 @@ namespace {
 int ranks_from(const std::string& text) {
   if (text == "auto" || text == "cpu") return usable_cores();
   TESSERA_CHECK(text != "gpu", ErrorCode::usage,
-                "--nproc-per-node gpu: GPUs are not available in this version");
+                "--nproc-per-node gpu: give the number of GPUs instead; tessera env lists them");
   constexpr int most = 4096;
   int ranks = 0;
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), ranks);

@@ -16,12 +16,21 @@ endif()
 add_test(NAME consumer/installed_package
          COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/consumer/run ${CMAKE_BINARY_DIR} ${CMAKE_CXX_COMPILER})
 set_tests_properties(consumer/installed_package PROPERTIES LABELS "consumer;slow" TIMEOUT 600 PROCESSORS 2)
-# The README's example, as a user starts it. examples/ comes after the tests, hence by path.
+# What a document says of the program's keys.
+add_test(NAME consumer/from_accelerate
+         COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/consumer/from_accelerate_test.py
+                 ${CMAKE_BINARY_DIR}/tessera ${PROJECT_SOURCE_DIR})
+set_tests_properties(consumer/from_accelerate PROPERTIES LABELS "consumer;quick" TIMEOUT 120)
+# The examples of the README and of docs/cpp-api.md, as a user starts them. examples/ comes after the tests: by path.
 if(TESSERA_EXAMPLES)
   add_test(NAME consumer/own_module_example
            COMMAND ${CMAKE_BINARY_DIR}/tessera launch --nproc-per-node 2 -- ${CMAKE_BINARY_DIR}/examples/own_module
                    ${CMAKE_BINARY_DIR}/own-module-checkpoint)
   set_tests_properties(consumer/own_module_example PROPERTIES LABELS "consumer;quick" TIMEOUT 120 PROCESSORS 2)
+  add_test(NAME consumer/sequence_model_example
+           COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/consumer/sequence_model_test.py
+                   ${CMAKE_BINARY_DIR}/tessera ${CMAKE_BINARY_DIR}/examples/sequence_model)
+  set_tests_properties(consumer/sequence_model_example PROPERTIES LABELS "consumer;quick" TIMEOUT 120 PROCESSORS 2)
 endif()
 # One program for machines with and without CUDA.
 if(TESSERA_CUDA)
