@@ -91,7 +91,7 @@ std::string value_text(const Json& value) {
 
 }  // namespace
 
-Json describe_environment() {
+Json environment_report() {
   const kernels::cpu::Description description = kernels::cpu::describe();
   utsname system{};
   TESSERA_SYSTEM(::uname(&system));

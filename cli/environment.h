@@ -8,7 +8,7 @@ namespace tessera::cli {
 
 // {"tessera": {...}, "cpu": {..., "bf16": bool}, "threads": {...}, "memory": {...}, "libraries":
 // {...}, "parts": {...}}
-nlohmann::ordered_json describe_environment();
+nlohmann::ordered_json environment_report();
 
 std::string environment_text(const nlohmann::ordered_json& environment);
 
