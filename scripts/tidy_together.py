@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""Runs clang-tidy over sources, several in one run: most of its time goes into the headers that they share.
+
+    scripts/tidy_together.py --tool CLANG_TIDY --build FOLDER --jobs N FILE ...
+
+Sources that are compiled with the same options are joined, one after the other, into a file of FOLDER/tidy: joined and
+not included, because some checks look at the main file alone. Findings are reported where they stand. Exit status 1 when
+there is one.
+"""
+import argparse
+import bisect
+import collections
+import concurrent.futures
+import json
+import os
+import re
+import subprocess
+import sys
+
+TOGETHER = 10
+INCLUDED = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
+# A vectorised kernel includes itself once for each instruction set and cannot share a file; one set is enough to read it.
+VECTORISED = re.compile(r"#\s*define HWY_TARGET_INCLUDE")
+# Were warnings errors for the compiler already, those in headers that are not ours to judge (CUDA's names in the
+# emulator) would count.
+OPTIONS = ["--quiet", "--extra-arg=-DHWY_COMPILE_ONLY_STATIC", "--extra-arg=-Wreserved-identifier", "--extra-arg=-Wno-error"]
+
+
+def read(path):
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def commands_by_source(build):
+    """Source (relative to the root) -> (folder, command without the source's name). Sources that are compiled together
+    have the command of their group; what two devices compile is read the first way."""
+    root, commands = os.getcwd(), {}
+    for entry in json.loads(read(os.path.join(build, "compile_commands.json"))):
+        source = os.path.relpath(entry["file"], root)
+        command = entry["command"].rsplit(" -o ", 1)[0]
+        members = [source]
+        if os.path.basename(os.path.dirname(source)) == "together":
+            members = INCLUDED.findall(read(entry["file"]))
+        for member in members:
+            commands.setdefault(member, (entry["directory"], command))
+    return commands
+
+
+def groups_of(files, commands):
+    """Lists of sources that are read in one run."""
+    by_command, alone = collections.defaultdict(list), []
+    for file in files:
+        if VECTORISED.search(read(file)):
+            alone.append([file])
+        else:
+            by_command[commands[file]].append(file)
+    groups = []
+    for members in by_command.values():
+        count = -(-len(members) // TOGETHER)
+        groups += [members[len(members) * i // count:len(members) * (i + 1) // count] for i in range(count)]
+    return groups + alone
+
+
+def join(group, path):
+    """Writes the group's text to `path` and returns the line at which each member begins."""
+    text, begins, line = [], [], 1
+    for member in group:
+        begins.append(line)
+        text.append(read(member).rstrip("\n") + "\n")
+        line += text[-1].count("\n")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("".join(text))
+    return begins
+
+
+def where_they_stand(output, path, group, begins):
+    """The findings with the places of the sources that were joined."""
+    def place(found):
+        line = int(found.group(1))
+        member = bisect.bisect_right(begins, line) - 1
+        return f"{group[member]}:{line - begins[member] + 1}:"
+    return re.sub(re.escape(path) + r":(\d+):", place, output)
+
+
+def check(number, group, commands, arguments):
+    """(whether it is tidy, what clang-tidy said)"""
+    folder = os.path.join(arguments.build, "tidy", str(number))
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.abspath(os.path.join(folder, "joined.cpp"))
+    begins = join(group, path)
+    directory, command = commands[group[0]]
+    with open(os.path.join(folder, "compile_commands.json"), "w", encoding="utf-8") as file:
+        json.dump([{"directory": directory, "command": f"{command} -c {path}", "file": path}], file)
+    run = subprocess.run([arguments.tool, "-p", folder, *OPTIONS, path], capture_output=True, text=True, check=False)
+    return run.returncode == 0, where_they_stand(run.stdout, path, group, begins) or run.stderr
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--tool", required=True)
+    parser.add_argument("--build", required=True)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("files", nargs="*")
+    arguments = parser.parse_args()
+    commands = commands_by_source(arguments.build)
+    # What this machine does not compile (the CUDA device, where there is no toolkit) has no command to read it by.
+    files = [file for file in map(os.path.normpath, arguments.files) if file in commands]
+    groups = groups_of(files, commands)
+    tidy = True
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        for good, said in pool.map(lambda item: check(*item, commands, arguments), enumerate(groups)):
+            if not good:
+                tidy = False
+                print(said.strip(), flush=True)
+    if not tidy:
+        return 1
+    print(f"{len(files)} files are tidy", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
