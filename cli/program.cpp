@@ -10,6 +10,7 @@
 #include "cli/nearest.h"
 #include "cli/subcommands.h"
 #include "kernels/base/error.h"
+#include "kernels/base/version.h"
 
 namespace tessera::cli {
 namespace {
@@ -75,7 +76,7 @@ std::vector<std::string> split_trailing(std::vector<std::string>& arguments) {
 
 int parse_and_run(std::vector<std::string> arguments) {
   CLI::App app("Tessera, a fully sharded data-parallel training engine.", "tessera");
-  app.set_version_flag("--version", "tessera " TESSERA_VERSION);
+  app.set_version_flag("--version", std::string("tessera ") + version());
   app.require_subcommand(1);
   app.get_formatter()->column_width(34);
 
