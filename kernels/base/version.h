@@ -1,4 +1,5 @@
-// The library's version. CMake reads these three numbers, and all else that names a version follows them.
+// The library's version. CMake reads these three numbers, and all else that names a version follows
+// them.
 #pragma once
 
 #define TESSERA_VERSION_MAJOR 0

@@ -3,4 +3,6 @@
 
 #include <cstdio>
 
-int main() { std::puts(tessera::version()); }
+int main() {
+  std::puts(tessera::version());
+}
