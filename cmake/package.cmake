@@ -1,5 +1,6 @@
-# Debian packages by `cpack -G DEB` (scripts/package-deb): `tessera`, the program, and `libtessera-dev`, the library for
-# others with what they need to build and link against it.
+# Debian packages by `cpack -G DEB`: `tessera`, the program, and `libtessera-dev`, what others need to build and link
+# against the library. scripts/package-deb makes them with a shared library, which is in the first and brings the CUDA
+# runtime along; whoever links an archive needs a CUDA Toolkit of their own where it was built with CUDA.
 set(CPACK_PACKAGE_NAME tessera)
 set(CPACK_PACKAGE_VENDOR "The Tessera contributors")
 set(CPACK_PACKAGE_CONTACT "The Tessera contributors")
@@ -17,10 +18,13 @@ set(CPACK_DEBIAN_PROGRAM_PACKAGE_NAME tessera)
 set(CPACK_DEBIAN_PROGRAM_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_NAME libtessera-dev)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SECTION libdevel)
-# ocl-icd-opencl-dev: oneDNN's CMake package looks for OpenCL, and libdnnl-dev does not bring it.
-set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS
-    "libdnnl-dev, ocl-icd-opencl-dev, libhwy-dev, libxxhash-dev, libfmt-dev, nlohmann-json3-dev, pkg-config")
+set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS "libfmt-dev, nlohmann-json3-dev")
 if(tessera_library_type STREQUAL "SHARED_LIBRARY")
-  string(APPEND CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS ", tessera (= ${PROJECT_VERSION})")  # the library itself is there
+  set(CPACK_DEBIAN_PROGRAM_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${PROJECT_BINARY_DIR})
+  string(APPEND CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS ", tessera (= ${PROJECT_VERSION})")
+else()
+  # ocl-icd-opencl-dev: oneDNN's CMake package looks for OpenCL, and libdnnl-dev does not bring it.
+  string(APPEND CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS
+         ", libdnnl-dev, ocl-icd-opencl-dev, libhwy-dev, libxxhash-dev, pkg-config")
 endif()
 include(CPack)
