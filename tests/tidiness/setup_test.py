@@ -14,7 +14,7 @@ import unittest
 ROOT = pathlib.Path(sys.argv.pop(1))
 NOBODY = 65534
 ORDER = "apt-get install -y --no-install-recommends first-package second-package"
-TOOLS = ("bash", "env", "sed", "dirname", "nproc", "awk", "mktemp", "rm", "cat", "tail", "grep")
+TOOLS = ("bash", "env", "sed", "dirname", "nproc", "awk", "mktemp", "rm", "cat", "tail", "grep", "true", "id")
 DPKG_QUERY = """#!/bin/sh
 case "$*" in *"$HAVE"*) echo installed ;; *) exit 1 ;; esac
 """
@@ -84,6 +84,14 @@ class Setup(unittest.TestCase):
         self.assertIn(ORDER, text)
         self.assertIn("--no-setup", text)
         self.assertNotIn("RAN", text)
+
+    def test_a_sudo_that_refuses_is_no_riddle(self):
+        self.put("sudo", "#!/bin/sh\necho sorry >&2\nexit 1\n")
+        code, text = self.run_setup(as_root=False)
+        self.assertEqual(code, 1, text)
+        self.assertLess(text.index("will be installed now"), text.index("sorry"), text)
+        self.assertIn("sudo does not let", text)
+        self.assertIn("As root:\n  " + ORDER, text)
 
     def test_dry_run_only_prints(self):
         code, text = self.run_setup("--dry-run", as_root=False, have="first-package")
