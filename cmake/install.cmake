@@ -25,7 +25,8 @@ install(FILES ${PROJECT_BINARY_DIR}/TesseraConfig.cmake ${PROJECT_BINARY_DIR}/Te
 # For pkg-config. What an archive is built on is linked by its user as well (`pkg-config --static`); the prefix is told
 # from the place of the file, so that an installation may be moved.
 set(tessera_pc_folder ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
-file(RELATIVE_PATH tessera_pc_prefix ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
+set(tessera_pc_prefix ${CMAKE_INSTALL_PREFIX})
+cmake_path(RELATIVE_PATH tessera_pc_prefix BASE_DIRECTORY ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig)
 foreach(kind IN ITEMS LIBDIR INCLUDEDIR)
   cmake_path(IS_ABSOLUTE CMAKE_INSTALL_${kind} absolute)
   set(tessera_pc_${kind} "\${prefix}/${CMAKE_INSTALL_${kind}}")
