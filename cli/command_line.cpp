@@ -14,6 +14,7 @@
 #include "cli/nearest.h"
 #include "cli/subcommands.h"
 #include "kernels/base/error.h"
+#include "kernels/base/version.h"
 
 namespace tessera::cli {
 namespace {
@@ -119,7 +120,7 @@ void add_argument(CLI::App& parser, const Argument& argument) {
 
 int run_command_line(std::vector<std::string> arguments) {
   CLI::App app("Tessera, a fully sharded data-parallel training engine.", "tessera");
-  app.set_version_flag("--version", "tessera " TESSERA_VERSION);
+  app.set_version_flag("--version", std::string("tessera ") + version());
   app.require_subcommand(1);
   app.get_formatter()->column_width(34);
 

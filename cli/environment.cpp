@@ -16,6 +16,7 @@
 #include "engine/backend.h"
 #include "kernels/base/error.h"
 #include "kernels/base/parallel.h"
+#include "kernels/base/version.h"
 #include "kernels/cpu/description.h"
 #include "sharding/comm/nccl.h"
 
@@ -97,7 +98,7 @@ Json environment_report() {
   TESSERA_SYSTEM(::uname(&system));
   Json result;
   result["tessera"] = {
-      {"version", TESSERA_VERSION},
+      {"version", version()},
       {"compiler", compiler()},
       {"system", fmt::format("{} {} {}", system.sysname, system.release, system.machine)}};
   result["cpu"] = cpu(description);

@@ -19,4 +19,4 @@ tessera_library_usage(tessera_cuda_host)
 target_include_directories(tessera_cuda_host SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
 
 target_sources(tessera PRIVATE $<TARGET_OBJECTS:tessera_cuda_kernels> $<TARGET_OBJECTS:tessera_cuda_host>)
-target_link_libraries(tessera PUBLIC CUDA::cudart_static)
+target_link_libraries(tessera PRIVATE CUDA::cudart_static)

@@ -14,9 +14,10 @@ if(TESSERA_CUDA)
     message(FATAL_ERROR "TESSERA_CUDA is ON and nvcc is not found: install the CUDA Toolkit, set CUDA_HOME, or configure "
                         "with -DTESSERA_CUDA=OFF")
   endif()
-  set(CMAKE_CUDA_COMPILER ${TESSERA_NVCC} CACHE FILEPATH "")
+  # Variables of this folder, not of the cache: a parent project has its own.
+  set(CMAKE_CUDA_COMPILER ${TESSERA_NVCC})
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES 90 CACHE STRING "GPUs to build for; the preset release-gpu has them all")
+    set(CMAKE_CUDA_ARCHITECTURES 90)  # the preset release-gpu has all that the kernels are written for
   endif()
   if(TESSERA_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
     set(CMAKE_CUDA_COMPILER_LAUNCHER ${TESSERA_CCACHE})

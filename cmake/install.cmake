@@ -1,24 +1,60 @@
-# `cmake --install`: the program, the library, its headers and the package `Tessera` for find_package.
+# `cmake --install`: the program, and the library for others: its public headers, the package `Tessera` of find_package,
+# and tessera.pc of pkg-config. The components are `program` and `development`; a shared library belongs to the first.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-set(tessera_include_folder ${CMAKE_INSTALL_INCLUDEDIR}/tessera-${PROJECT_VERSION})
 set(tessera_package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/Tessera)
+get_target_property(tessera_library_type tessera TYPE)
 
 install(TARGETS tessera EXPORT TesseraTargets
-        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
-        INCLUDES DESTINATION ${tessera_include_folder})
-# Headers name each other by their path from the repository root, and so they are installed.
-foreach(floor IN ITEMS kernels engine sharding checkpoint models tessera)
-  install(DIRECTORY ${PROJECT_SOURCE_DIR}/${floor} DESTINATION ${tessera_include_folder}
-          FILES_MATCHING PATTERN "*.h" PATTERN "*-inl.h" EXCLUDE)
-endforeach()
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT program NAMELINK_COMPONENT development
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development
+        INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(DIRECTORY ${tessera_public_include}/tessera DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development)
 
-install(EXPORT TesseraTargets NAMESPACE Tessera:: DESTINATION ${tessera_package_folder})
+install(EXPORT TesseraTargets NAMESPACE Tessera:: DESTINATION ${tessera_package_folder} COMPONENT development)
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/TesseraConfig.cmake.in
-  ${CMAKE_BINARY_DIR}/TesseraConfig.cmake INSTALL_DESTINATION ${tessera_package_folder})
+  ${PROJECT_BINARY_DIR}/TesseraConfig.cmake INSTALL_DESTINATION ${tessera_package_folder})
 # Before 1.0 a minor version may change the API.
-write_basic_package_version_file(${CMAKE_BINARY_DIR}/TesseraConfigVersion.cmake
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/TesseraConfigVersion.cmake
   VERSION ${PROJECT_VERSION} COMPATIBILITY SameMinorVersion)
-install(FILES ${CMAKE_BINARY_DIR}/TesseraConfig.cmake ${CMAKE_BINARY_DIR}/TesseraConfigVersion.cmake
-        DESTINATION ${tessera_package_folder})
+install(FILES ${PROJECT_BINARY_DIR}/TesseraConfig.cmake ${PROJECT_BINARY_DIR}/TesseraConfigVersion.cmake
+              ${PROJECT_SOURCE_DIR}/LICENSE
+        DESTINATION ${tessera_package_folder} COMPONENT development)
+
+# For pkg-config. What an archive is built on is linked by its user as well (`pkg-config --static`); the prefix is told
+# from the place of the file, so that an installation may be moved.
+set(tessera_pc_folder ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+set(tessera_pc_prefix ${CMAKE_INSTALL_PREFIX})
+cmake_path(RELATIVE_PATH tessera_pc_prefix BASE_DIRECTORY ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig)
+foreach(kind IN ITEMS LIBDIR INCLUDEDIR)
+  cmake_path(IS_ABSOLUTE CMAKE_INSTALL_${kind} absolute)
+  set(tessera_pc_${kind} "\${prefix}/${CMAKE_INSTALL_${kind}}")
+  if(absolute)
+    set(tessera_pc_${kind} ${CMAKE_INSTALL_${kind}})
+  endif()
+endforeach()
+set(tessera_pc_requires_private)
+set(tessera_pc_libs_private)
+if(tessera_library_type STREQUAL "STATIC_LIBRARY")
+  set(tessera_pc_requires_private "libhwy libxxhash")
+  set(tessera_pc_libs_private "-ldnnl ${OpenMP_CXX_FLAGS} -pthread -ldl")
+  if(TESSERA_CUDA)
+    cmake_path(GET CUDA_cudart_static_LIBRARY PARENT_PATH tessera_cuda_libraries)
+    string(APPEND tessera_pc_libs_private " -L${tessera_cuda_libraries} -lcudart_static -lrt")
+  endif()
+endif()
+configure_file(${PROJECT_SOURCE_DIR}/cmake/tessera.pc.in ${PROJECT_BINARY_DIR}/tessera.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/tessera.pc DESTINATION ${tessera_pc_folder} COMPONENT development)
+
+if(TESSERA_PROGRAM)
+  install(TARGETS tessera_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)
+  if(tessera_library_type STREQUAL "SHARED_LIBRARY")
+    file(RELATIVE_PATH tessera_libraries_from_program ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
+    set_target_properties(tessera_program PROPERTIES INSTALL_RPATH "\$ORIGIN/${tessera_libraries_from_program}")
+  endif()
+  install(FILES ${PROJECT_SOURCE_DIR}/cli/completion.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions
+          RENAME tessera COMPONENT program)
+  install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/CHANGELOG.md
+          DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/tessera COMPONENT program)
+endif()

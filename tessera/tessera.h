@@ -16,3 +16,4 @@
 #include "kernels/base/error.h"
 #include "sharding/context.h"
 #include "sharding/fully_shard.h"
+#include "tessera/version.h"

@@ -35,7 +35,7 @@ std::uint64_t fingerprint(std::string_view text) {
 
 Hello hello_of(const World& world) {
   Hello hello;
-  std::strncpy(hello.library, library_version, sizeof(hello.library) - 1);
+  std::strncpy(hello.library, version(), sizeof(hello.library) - 1);
   hello.rank = world.rank;
   hello.size = world.size;
   hello.local_size = world.local_size;

@@ -14,6 +14,7 @@
 #include "kernels/base/low_precision.h"
 #include "kernels/base/parallel.h"
 #include "kernels/registry.h"
+#include "tests/support/reference.h"
 
 namespace tessera::kernels {
 namespace {
@@ -175,9 +176,7 @@ class Problem {
     r.log_sum_exp.resize(static_cast<std::size_t>(c_.batch * c_.heads * c_.queries));
     Values dk(k.size()), dv(v.size());
     for (std::int64_t b = 0; b < c_.batch; ++b) {
-      for (std::int64_t h = 0; h < c_.heads; ++h) {
-        for (std::int64_t i = 0; i < c_.queries; ++i) row(b, h, i, precision, r, dk, dv);
-      }
+      for (std::int64_t h = 0; h < c_.heads; ++h) head(b, h, precision, r, dk, dv);
     }
     const auto finish = [&](const Values& sums, Values& out, std::int64_t stride) {
       for (std::size_t i = 0; i < sums.size(); ++i) {
@@ -218,52 +217,31 @@ class Problem {
     return draw >= static_cast<std::uint32_t>(c_.dropout * 0x1p32) ? 1 / (1.0 - c_.dropout) : 0;
   }
 
-  // Query i of head h in sample b, forward and backward.
-  void row(std::int64_t b, std::int64_t h, std::int64_t i, DType precision, Results& r, Values& dk,
-           Values& dv) const {
-    const std::int64_t kh = h / (c_.heads / c_.key_heads), dim = c_.head_dim;
-    const auto at = [](std::int64_t index) { return static_cast<std::size_t>(index); };
-    const double scale = shape().scale;
-    const std::int64_t q0 = (b * c_.queries + i) * q_stride() + h * dim;
-    const std::int64_t o0 = (b * c_.queries + i) * out_stride() + h * dim;
-    const auto k0 = [&](std::int64_t j) { return (b * c_.keys + j) * k_stride() + kh * dim; };
-    const auto v0 = [&](std::int64_t j) { return (b * c_.keys + j) * v_stride() + kh * dim; };
-    Values p(at(c_.keys), 0.0);
-    double sum = 0, largest = -std::numeric_limits<double>::infinity();
-    for (std::int64_t j = 0; j < c_.keys; ++j) {
-      for (std::int64_t d = 0; d < dim; ++d) p[at(j)] += q[at(q0 + d)] * k[at(k0(j) + d)] * scale;
-      if (sees(b, i, j)) largest = std::max(largest, p[at(j)]);
-    }
-    for (std::int64_t j = 0; j < c_.keys; ++j) {
-      p[at(j)] = sees(b, i, j) ? std::exp(p[at(j)] - largest) : 0;
-      sum += p[at(j)];
-    }
-    r.log_sum_exp[at((b * c_.heads + h) * c_.queries + i)] =
-        sum == 0 ? -std::numeric_limits<double>::infinity() : largest + std::log(sum);
-    Values out(at(dim)), dq(at(dim));
-    for (std::int64_t j = 0; j < c_.keys; ++j) {
-      if (sum != 0) p[at(j)] /= sum;
-      const double dropped = rounded(p[at(j)] * kept(b, h, i, j), precision);
-      for (std::int64_t d = 0; d < dim; ++d) {
-        out[at(d)] += dropped * v[at(v0(j) + d)];
-        dv[at(v0(j) + d)] += dropped * dout[at(o0 + d)];
-      }
-    }
-    double delta = 0;
-    for (std::int64_t d = 0; d < dim; ++d) {
-      r.out[at(o0 + d)] = rounded(out[at(d)], precision);
-      delta += r.out[at(o0 + d)] * dout[at(o0 + d)];
-    }
-    for (std::int64_t j = 0; j < c_.keys; ++j) {
-      double dp = 0;
-      for (std::int64_t d = 0; d < dim; ++d) dp += dout[at(o0 + d)] * v[at(v0(j) + d)];
-      const double ds = rounded(p[at(j)] * (dp * kept(b, h, i, j) - delta) * scale, precision);
-      for (std::int64_t d = 0; d < dim; ++d) {
-        dq[at(d)] += ds * k[at(k0(j) + d)];
-        dk[at(k0(j) + d)] += ds * q[at(q0 + d)];
-      }
-    }
-    for (std::int64_t d = 0; d < dim; ++d) r.dq[at(q0 + d)] = rounded(dq[at(d)], precision);
+  // Head h of sample b, forward and backward.
+  void head(std::int64_t b, std::int64_t h, DType precision, Results& r, Values& dk,
+            Values& dv) const {
+    const std::int64_t key_head = h / (c_.heads / c_.key_heads);
+    const auto of_queries = [&](auto& values, std::int64_t stride) {
+      return reference::Strided{values.data() + b * c_.queries * stride + h * c_.head_dim,
+                                c_.queries, c_.head_dim, stride};
+    };
+    const auto of_keys = [&](auto& values, std::int64_t stride) {
+      return reference::Strided{values.data() + b * c_.keys * stride + key_head * c_.head_dim,
+                                c_.keys, c_.head_dim, stride};
+    };
+    reference::attention({.q = of_queries(q, q_stride()),
+                          .k = of_keys(k, k_stride()),
+                          .v = of_keys(v, v_stride()),
+                          .dout = of_queries(dout, out_stride()),
+                          .scale = shape().scale,
+                          .sees = [&](std::int64_t i, std::int64_t j) { return sees(b, i, j); },
+                          .kept = [&](std::int64_t i, std::int64_t j) { return kept(b, h, i, j); },
+                          .rounded = [&](double value) { return rounded(value, precision); }},
+                         {.out = of_queries(r.out, out_stride()),
+                          .dq = of_queries(r.dq, q_stride()),
+                          .dk = of_keys(dk, k_stride()),
+                          .dv = of_keys(dv, v_stride()),
+                          .log_sum_exp = r.log_sum_exp.data() + (b * c_.heads + h) * c_.queries});
   }
 
   Case c_;

@@ -13,6 +13,7 @@
 #include "kernels/base/low_precision.h"
 #include "kernels/base/parallel.h"
 #include "kernels/registry.h"
+#include "tests/support/reference.h"
 
 namespace tessera::kernels {
 namespace {
@@ -55,6 +56,12 @@ class Array {
       default:
         return to_float(take<Float16>(i));
     }
+  }
+
+  [[nodiscard]] std::vector<double> values() const {
+    std::vector<double> values(bytes_.size() / size_of(dtype_));
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = at(static_cast<std::int64_t>(i));
+    return values;
   }
 
   [[nodiscard]] void* data() { return bytes_.data(); }
@@ -143,6 +150,13 @@ struct Product {
   Array a, b, before, bias, out;
 };
 
+// A matrix of a batch, transposed where the product takes it so.
+reference::Matrix matrix(const std::vector<double>& values, std::int64_t first, std::int64_t rows,
+                         std::int64_t columns, std::int64_t stride, bool transposed) {
+  if (transposed) return {values.data() + first, rows, columns, 1, stride};
+  return {values.data() + first, rows, columns, stride};
+}
+
 // Half the distance between neighbours of the type at 1.
 double rounding(DType dtype) {
   switch (dtype) {
@@ -164,7 +178,11 @@ void expect_right_product(const ProductCase& c) {
   Product problem(c);
   cpu::matmul(problem.arguments());
   const double sum_rounding = c.dtype == float64 ? 0x1p-53 : 0x1p-24;
+  const std::vector<double> a = problem.a.values(), b = problem.b.values();
   for (std::int64_t s = 0; s < c.batch; ++s) {
+    const auto exact = reference::product(
+        matrix(a, s * problem.stride_a(), c.m, c.k, problem.lda(), c.transpose_a),
+        matrix(b, s * problem.stride_b(), c.k, c.n, problem.ldb(), c.transpose_b));
     for (std::int64_t i = 0; i < c.m; ++i) {
       for (std::int64_t j = 0; j < problem.ldc(); ++j) {
         const std::int64_t at = s * problem.stride_c() + i * problem.ldc() + j;
@@ -172,23 +190,13 @@ void expect_right_product(const ProductCase& c) {
           ASSERT_EQ(problem.out.at(at), problem.before.at(at)) << "wrote between rows";
           continue;
         }
-        double sum = 0, magnitude = 0;
-        for (std::int64_t k = 0; k < c.k; ++k) {
-          const double x =
-              problem.a.at(s * problem.stride_a() +
-                           (c.transpose_a ? k * problem.lda() + i : i * problem.lda() + k));
-          const double y =
-              problem.b.at(s * problem.stride_b() +
-                           (c.transpose_b ? j * problem.ldb() + k : k * problem.ldb() + j));
-          sum += x * y;
-          magnitude += std::abs(x * y);
-        }
-        double reference = sum * c.alpha;
+        const auto element = static_cast<std::size_t>(i * c.n + j);
+        double reference = exact.sum[element] * c.alpha;
         if (c.accumulate) reference += problem.before.at(at);
         if (c.bias) reference += problem.bias.at(j);
         const double allowed = 2 * rounding(c.out_dtype) * std::abs(reference) +
                                sum_rounding * (4 + std::sqrt(static_cast<double>(c.k)) * 2) *
-                                   (magnitude * std::abs(c.alpha) + 4);
+                                   (exact.magnitude[element] * std::abs(c.alpha) + 4);
         ASSERT_NEAR(problem.out.at(at), reference, allowed) << "row " << i << " column " << j;
       }
     }

@@ -5,6 +5,7 @@
 
 #include "kernels/kernel_testing.h"
 #include "kernels/registry.h"
+#include "tests/support/reference.h"
 
 namespace tessera::kernels::testing {
 namespace {
@@ -17,24 +18,6 @@ const std::vector<NormShape> norm_shapes = {{1, 1},    {7, 31},   {33, 7},
 
 template <class T>
 using Statistic = std::conditional_t<std::is_same_v<T, double>, double, float>;
-
-struct ReferenceNorm {
-  std::vector<double> normalized, mean, rstd;
-  ReferenceNorm(const std::vector<double>& x, std::int64_t rows, std::int64_t dim, double eps,
-                bool rms) {
-    for (std::int64_t r = 0; r < rows; ++r) {
-      const double* row = x.data() + r * dim;
-      double center = 0.0, variance = 0.0;
-      for (std::int64_t i = 0; i < dim && !rms; ++i) center += row[i] / static_cast<double>(dim);
-      for (std::int64_t i = 0; i < dim; ++i) {
-        variance += (row[i] - center) * (row[i] - center) / static_cast<double>(dim);
-      }
-      mean.push_back(center);
-      rstd.push_back(1.0 / std::sqrt(variance + eps));
-      for (std::int64_t i = 0; i < dim; ++i) normalized.push_back((row[i] - center) * rstd.back());
-    }
-  }
-};
 
 template <class T>
 class NormalizationTest : public ::testing::Test {
@@ -58,17 +41,16 @@ class NormalizationTest : public ::testing::Test {
       for (std::size_t i = 0; i < x.size(); ++i) x[i] = narrow<T>(widen(x[i]) + widen(residual[i]));
       expect_same_bits(sum, x, "the stored sum");
     }
-    const ReferenceNorm reference(doubles(x), rows, dim, static_cast<double>(eps), rms);
-    std::vector<double> expected(x.size());
+    const auto norm = reference::normalize(doubles(x), rows, dim, static_cast<double>(eps), rms);
+    std::vector<double> expected = norm.normalized;
     for (std::size_t i = 0; i < x.size(); ++i) {
       const std::size_t column = i % static_cast<std::size_t>(dim);
-      expected[i] = reference.normalized[i];
       if (with_affine) expected[i] *= widen(gamma[column]);
       if (with_beta) expected[i] += widen(beta[column]);
     }
     expect_close(out, expected, 40, 4.0);
-    expect_close(rstd, reference.rstd, 20);
-    if (!rms) expect_close(mean, reference.mean, 20, 1.0);
+    expect_close(rstd, norm.rstd, 20);
+    if (!rms) expect_close(mean, norm.mean, 20, 1.0);
   }
 
   static void expect_backward(NormShape shape, bool rms, bool with_residual, bool with_gamma,
@@ -79,29 +61,19 @@ class NormalizationTest : public ::testing::Test {
     const auto dresidual = normals<T>(rows * dim, 7);
     const auto gamma = normals<T>(dim, 8);
     const auto old = normals<T>(dim, 9);
-    const ReferenceNorm reference(doubles(x), rows, dim, static_cast<double>(eps), rms);
+    const auto norm = reference::normalize(doubles(x), rows, dim, static_cast<double>(eps), rms);
     std::vector<Statistic<T>> mean, rstd;
-    for (const double value : reference.mean) mean.push_back(static_cast<Statistic<T>>(value));
-    for (const double value : reference.rstd) rstd.push_back(static_cast<Statistic<T>>(value));
-    std::vector<double> dx(x.size()), dgamma(gamma.size()), dbeta(gamma.size());
-    if (accumulate) dgamma = dbeta = doubles(old);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      double inner_mean = 0.0, product_mean = 0.0;
-      const auto at = [&](std::int64_t i) { return static_cast<std::size_t>(r * dim + i); };
-      const auto inner = [&](std::int64_t i) {
-        return widen(dout[at(i)]) * (with_gamma ? widen(gamma[static_cast<std::size_t>(i)]) : 1.0);
-      };
-      for (std::int64_t i = 0; i < dim; ++i) {
-        if (!rms) inner_mean += inner(i) / static_cast<double>(dim);
-        product_mean += inner(i) * reference.normalized[at(i)] / static_cast<double>(dim);
-        dgamma[static_cast<std::size_t>(i)] += widen(dout[at(i)]) * reference.normalized[at(i)];
-        dbeta[static_cast<std::size_t>(i)] += widen(dout[at(i)]);
-      }
-      for (std::int64_t i = 0; i < dim; ++i) {
-        dx[at(i)] = reference.rstd[static_cast<std::size_t>(r)] *
-                    (inner(i) - inner_mean - reference.normalized[at(i)] * product_mean);
-        if (with_residual) dx[at(i)] += widen(dresidual[at(i)]);
-      }
+    for (const double value : norm.mean) mean.push_back(static_cast<Statistic<T>>(value));
+    for (const double value : norm.rstd) rstd.push_back(static_cast<Statistic<T>>(value));
+    auto [dx, dgamma, dbeta] = reference::normalize_backward(
+        norm, doubles(dout), with_gamma ? doubles(gamma) : std::vector<double>(), rms);
+    const auto add = [](std::vector<double>& sum, const std::vector<T>& terms) {
+      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += widen(terms[i]);
+    };
+    if (with_residual) add(dx, dresidual);
+    if (accumulate) {
+      add(dgamma, old);
+      add(dbeta, old);
     }
     // dx takes the place of dresidual, or else of dout.
     auto dx_out = with_residual ? dresidual : dout;
@@ -111,7 +83,7 @@ class NormalizationTest : public ::testing::Test {
          x.data(), with_gamma ? gamma.data() : nullptr, rms ? nullptr : mean.data(), rstd.data(),
          dx_out.data(), dgamma_out.data(), rms ? nullptr : dbeta_out.data(), accumulate, accumulate,
          rows, dim, rms, dtype_of<T>});
-    const double largest_rstd = *std::max_element(reference.rstd.begin(), reference.rstd.end());
+    const double largest_rstd = *std::max_element(norm.rstd.begin(), norm.rstd.end());
     expect_close(dx_out, dx, 60, 8.0 * largest_rstd);
     expect_close(dgamma_out, dgamma, 20, 20.0);
     if (!rms) expect_close(dbeta_out, dbeta, 20, 20.0);

@@ -42,7 +42,7 @@ Introduction introduction_of(const World& world) {
   introduction.size = world.size;
   introduction.pid = getpid();
   TESSERA_SYSTEM(gethostname(introduction.host, sizeof(introduction.host) - 1));
-  std::strncpy(introduction.library, library_version, sizeof(introduction.library) - 1);
+  std::strncpy(introduction.library, version(), sizeof(introduction.library) - 1);
   introduction.run = fingerprint(world.run_id);
   return introduction;
 }

@@ -1,0 +1,27 @@
+# What users of the library include, in <build>/include/tessera: written anew at a build when a header has changed.
+#
+# In the repository headers name each other by their path from its root; whoever has a folder `engine` of their own would
+# get theirs. So these copies name each other by <tessera/engine/...> (write_public_headers.cmake).
+set(tessera_public_include ${PROJECT_BINARY_DIR}/include)
+
+# These, and what they include.
+file(GLOB tessera_public_roots RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS
+     ${PROJECT_SOURCE_DIR}/tessera/*.h ${PROJECT_SOURCE_DIR}/models/*.h ${PROJECT_SOURCE_DIR}/engine/data/*.h)
+list(APPEND tessera_public_roots kernels/base/parallel.h)
+list(JOIN tessera_public_roots "," tessera_public_roots)
+
+set(tessera_write_public_headers ${CMAKE_COMMAND} -D SOURCE=${PROJECT_SOURCE_DIR} -D DESTINATION=${tessera_public_include}
+    -D HEADERS=${tessera_public_roots} -P ${PROJECT_SOURCE_DIR}/cmake/write_public_headers.cmake)
+# Once at configuration, for editors and clang-tidy, which need no build.
+execute_process(COMMAND ${tessera_write_public_headers} COMMAND_ERROR_IS_FATAL ANY)
+
+set(tessera_floors kernels engine sharding checkpoint models tessera)
+list(TRANSFORM tessera_floors REPLACE "(.+)" "${PROJECT_SOURCE_DIR}/\\1/*.h" OUTPUT_VARIABLE tessera_header_patterns)
+file(GLOB_RECURSE tessera_headers CONFIGURE_DEPENDS ${tessera_header_patterns})
+set(tessera_public_stamp ${PROJECT_BINARY_DIR}/public_headers.stamp)
+add_custom_command(OUTPUT ${tessera_public_stamp}
+  COMMAND ${tessera_write_public_headers}
+  COMMAND ${CMAKE_COMMAND} -E touch ${tessera_public_stamp}
+  DEPENDS ${tessera_headers} ${PROJECT_SOURCE_DIR}/cmake/write_public_headers.cmake
+  COMMENT "Writing the public headers" VERBATIM)
+add_custom_target(tessera_public_headers DEPENDS ${tessera_public_stamp})

@@ -1,0 +1,46 @@
+# Writes the headers HEADERS and all that they include from the repository SOURCE to DESTINATION/tessera, with
+# `#include "engine/tensor.h"` turned into `#include <tessera/engine/tensor.h>`. Touches only what differs, and removes what
+# is public no more.
+#
+#   cmake -D SOURCE=FOLDER -D DESTINATION=FOLDER -D HEADERS=a.h,b.h -P write_public_headers.cmake
+cmake_minimum_required(VERSION 3.25)
+
+# What a public header may not lead to: the insides of the kernels and of the devices.
+set(internal "-inl\\.h$|^emulator/|^kernels/(cpu|cuda)/|^engine/(cpu|cuda)/|^sharding/comm/(nccl|control)/|^cli/|^bench/")
+
+string(REPLACE "," ";" waiting "${HEADERS}")
+set(written)
+while(waiting)
+  list(POP_FRONT waiting header)
+  string(REGEX REPLACE "^tessera/" "" place "${header}")
+  if(place IN_LIST written)
+    continue()
+  endif()
+  list(APPEND written ${place})
+  if(header MATCHES "${internal}")
+    message(FATAL_ERROR "${header} is internal, and a public header includes it")
+  elseif(NOT EXISTS ${SOURCE}/${header})
+    message(FATAL_ERROR "${header} is included by a public header and is no file of the repository")
+  endif()
+
+  file(READ ${SOURCE}/${header} text)
+  string(REGEX MATCHALL "#include \"[^\"]+\"" included "${text}")
+  list(TRANSFORM included REPLACE "#include \"([^\"]+)\"" "\\1")
+  list(APPEND waiting ${included})
+  string(REGEX REPLACE "#include \"(tessera/)?([^\"]+)\"" "#include <tessera/\\2>" text "${text}")
+  set(public ${DESTINATION}/tessera/${place})
+  set(before)
+  if(EXISTS ${public})
+    file(READ ${public} before)
+  endif()
+  if(NOT text STREQUAL before)
+    file(WRITE ${public} "${text}")
+  endif()
+endwhile()
+
+file(GLOB_RECURSE present RELATIVE ${DESTINATION}/tessera ${DESTINATION}/tessera/*)
+foreach(header IN LISTS present)
+  if(NOT header IN_LIST written)
+    file(REMOVE ${DESTINATION}/tessera/${header})
+  endif()
+endforeach()

@@ -1,0 +1,66 @@
+"""The completion for bash, sourced as bash sources it, against the program.
+
+    python3 completion_test.py PROGRAM COMPLETION_FILE
+"""
+import subprocess
+import sys
+import unittest
+
+PROGRAM, COMPLETION = sys.argv.pop(1), sys.argv.pop(1)
+
+# What bash does when somebody presses the tab key behind the last word.
+PRESS_TAB = """
+source "$1" || exit 1
+shift
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+_tessera && printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+def completed(*words):
+    """The completions of the last word."""
+    done = subprocess.run(["bash", "-c", PRESS_TAB, "bash", COMPLETION, PROGRAM, *words],
+                          capture_output=True, text=True, check=True)
+    assert done.stderr == "", done.stderr
+    return sorted(line for line in done.stdout.splitlines() if line)
+
+
+class Completion(unittest.TestCase):
+    def test_subcommands(self):
+        self.assertEqual(completed("la"), ["launch"])
+        every = completed("")
+        for name in ("train", "launch", "generate", "recipe", "env", "--version", "--help"):
+            self.assertIn(name, every)
+
+    def test_options_are_the_subcommand_s(self):
+        self.assertEqual(completed("launch", "--max"), ["--max-restarts"])
+        self.assertEqual(completed("train", "recipe.yaml", "--se"), ["--set"])
+        self.assertEqual(completed("env", "--max"), [])
+
+    def test_keys_have_their_section(self):
+        self.assertEqual(completed("train", "recipe.yaml", "--set", "train.lr_dec"), ["train.lr_decay_steps="])
+        # bash cuts --set=KEY into three words.
+        self.assertEqual(completed("train", "--set", "=", "checkpoint.ev"), ["checkpoint.every="])
+        keys = set(completed("train", "--set", ""))
+        table = subprocess.run([PROGRAM, "recipe", "--keys"], capture_output=True, text=True, check=True).stdout
+        rows = [line for line in table.splitlines() if line.startswith("| `")]
+        self.assertGreater(len(rows), 40)
+        # Keys that several architectures have are in several tables.
+        self.assertEqual({key.split(".", 1)[1] for key in keys}, {row.split("`")[1] + "=" for row in rows})
+
+    def test_every_key_is_one(self):
+        """A key that the program does not know is refused as unknown."""
+        for key in set(completed("recipe", "--set", "")):
+            refusal = subprocess.run([PROGRAM, "recipe", "/dev/null", "--set", key + "0"],
+                                     capture_output=True, text=True).stderr
+            self.assertNotIn("unknown", refusal, key)
+
+    def test_other_words_are_files(self):
+        """bash completes file names where the function finds nothing."""
+        self.assertEqual(completed("train", ""), [])
+        self.assertEqual(completed("train", "--set", "data.train", "=", "cor"), [])
+        self.assertEqual(completed("launch", "--", "program", "--max"), [])
+
+
+if __name__ == "__main__":
+    unittest.main()
