@@ -1,8 +1,9 @@
 // oneDNN calls.
 #include "bench/bare_products.h"
 
-#include <dnnl.hpp>
 #include <unordered_map>
+
+#include "kernels/cpu/onednn_versions.h"
 
 namespace tessera::bench {
 namespace {
@@ -23,10 +24,9 @@ bool has_bare_products(DType dtype) {
   if (dtype == float32) return true;
   const memory::desc matrix({1, 8, 8}, memory::data_type::bf16, memory::dims{64, 8, 1});
   const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
-  constexpr bool refused_without_exception = true;
-  const dnnl::matmul::primitive_desc description({matrix, matrix, matrix}, dnnl::primitive_attr(),
-                                                 engine, refused_without_exception);
-  return static_cast<bool>(description);
+  constexpr bool may_be_empty = true;
+  return static_cast<bool>(kernels::cpu::onednn::describe_matmul(engine, matrix, matrix, nullptr,
+                                                                 matrix, {}, may_be_empty));
 }
 
 std::function<void()> bare_product(const kernels::Matmul& p) {
@@ -49,7 +49,8 @@ std::function<void()> bare_product(const kernels::Matmul& p) {
     sum.append_sum(1.0f);
     attributes.set_post_ops(sum);
   }
-  const dnnl::matmul primitive(dnnl::matmul::primitive_desc({a, b, c}, attributes, engine));
+  const dnnl::matmul primitive(
+      kernels::cpu::onednn::describe_matmul(engine, a, b, nullptr, c, attributes));
   const std::unordered_map<int, memory> arguments{
       {DNNL_ARG_SRC, memory(a, engine, const_cast<void*>(p.a))},
       {DNNL_ARG_WEIGHTS, memory(b, engine, const_cast<void*>(p.b))},
