@@ -29,9 +29,13 @@ bool has_bare_products(DType dtype) {
                                                                  matrix, {}, may_be_empty));
 }
 
-std::function<void()> bare_product(const kernels::Matmul& p) {
+DType bare_dtype(DType dtype) {
+  return has_bare_products(dtype) ? dtype : float32;
+}
+
+BareProduct bare_product(const kernels::Matmul& p, BareLayout layout) {
   using dnnl::memory;
-  if (p.dtype == float32) return [p] { run_sgemm(p); };
+  if (p.dtype == float32) return {[p] { run_sgemm(p); }, "sgemm"};
   static const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
   static dnnl::stream stream(engine);
   const auto type = memory::data_type::bf16;
@@ -43,19 +47,33 @@ std::function<void()> bare_product(const kernels::Matmul& p) {
       {p.batch, p.k, p.n}, type,
       p.transpose_b ? memory::dims{p.stride_b, 1, p.ldb} : memory::dims{p.stride_b, p.ldb, 1});
   const memory::desc c({p.batch, p.m, p.n}, out, memory::dims{p.stride_c, p.ldc, 1});
+  const memory::desc any_layout({p.batch, p.k, p.n}, type, memory::format_tag::any);
   dnnl::primitive_attr attributes;
   if (p.accumulate) {
     dnnl::post_ops sum;
     sum.append_sum(1.0f);
     attributes.set_post_ops(sum);
   }
-  const dnnl::matmul primitive(
-      kernels::cpu::onednn::describe_matmul(engine, a, b, nullptr, c, attributes));
+  const auto chosen = kernels::cpu::onednn::describe_matmul(
+      engine, a, layout == BareLayout::packed ? any_layout : b, nullptr, c, attributes);
+  const dnnl::matmul primitive(chosen);
+  const memory given(b, engine, const_cast<void*>(p.b));
+  const bool copied = chosen.weights_desc() != b;
+  const memory used = copied ? memory(chosen.weights_desc(), engine) : given;
   const std::unordered_map<int, memory> arguments{
       {DNNL_ARG_SRC, memory(a, engine, const_cast<void*>(p.a))},
-      {DNNL_ARG_WEIGHTS, memory(b, engine, const_cast<void*>(p.b))},
+      {DNNL_ARG_WEIGHTS, used},
       {DNNL_ARG_DST, memory(c, engine, p.c)}};
-  return [primitive, arguments] { primitive.execute(stream, arguments); };
+  if (!copied) {
+    return {[primitive, arguments] { primitive.execute(stream, arguments); },
+            chosen.impl_info_str()};
+  }
+  const dnnl::reorder pack(given, used);
+  return {[pack, given, used, primitive, arguments] {
+            pack.execute(stream, {{DNNL_ARG_FROM, given}, {DNNL_ARG_TO, used}});
+            primitive.execute(stream, arguments);
+          },
+          chosen.impl_info_str()};
 }
 
 }  // namespace tessera::bench
