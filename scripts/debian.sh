@@ -26,11 +26,10 @@ this_release() {
 debian_mirror() {
   local codename mirror=${TESSERA_DEBIAN_MIRROR:-}
   if [[ -z $mirror ]] && codename=$(codename_of "$(this_release)"); then
-    mirror=$(apt-get indextargets --format '$(RELEASE) $(COMPONENT) $(REPO_URI)' 'Identifier: Packages' |
-      awk -v release="$codename" '$1 == release && $2 == "main" {print $3; exit}')
+    mirror=$(apt-get update --print-uris | sed -nE "s|^'(.*)/dists/$codename/InRelease'.*|\1|p" | head -n 1)
   fi
   [[ -n $mirror ]] && echo "$mirror"
 }
 
 # What this machine has told apt of fetching (proxies, checks of dates, retries), as lines of an apt.conf.
-apt_fetching() { apt-config dump | grep '^Acquire::' | grep -v '^Acquire::\(IndexTargets\|CompressionTypes\)'; }
+apt_fetching() { apt-config dump | grep '^Acquire::' | grep -Ev '^Acquire::(IndexTargets|CompressionTypes|Changelogs)'; }
