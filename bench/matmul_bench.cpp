@@ -1,6 +1,8 @@
 // Matrix products and attention of a GPT (6 layers, 384 wide, 6 heads of 64, 256 tokens, batch 8,
 // byte vocabulary), one thread, next to raw oneDNN calls of the same shapes in the same run:
 //   matmul_bench [threads]
+// In bfloat16 oneDNN multiplies twice: with its operands where they lie, and with one packed as its
+// fastest kernel wants it. A processor for which it has no bfloat16 products does those of float32.
 #include <fmt/core.h>
 #include <time.h>
 
@@ -15,6 +17,8 @@
 #include "bench/bare_products.h"
 #include "kernels/base/low_precision.h"
 #include "kernels/base/parallel.h"
+#include "kernels/cpu/description.h"
+#include "kernels/cpu/matmul_amx.h"
 #include "kernels/registry.h"
 
 namespace {
@@ -40,22 +44,26 @@ double seconds_of(const std::function<void()>& call, int repeats) {
   return (now() - start) / repeats;
 }
 
-// The medians of two calls timed in turns, so that a change of the machine's speed meets both.
-struct Pair {
-  double ours, bare;
-};
-Pair measure(const std::function<void()>& ours, const std::function<void()>& bare) {
-  ours(), bare();
-  const double once = std::max(seconds_of(ours, 1), seconds_of(bare, 1));
-  const int repeats = std::max(1, static_cast<int>(0.01 / once));
-  std::vector<double> a, b;
-  for (int round = 0; round < 11; ++round) {
-    a.push_back(seconds_of(ours, repeats));
-    b.push_back(seconds_of(bare, repeats));
+// The medians of calls timed in turns, so that a change of the machine's speed meets all of them.
+std::vector<double> measure(const std::vector<std::function<void()>>& calls) {
+  double once = 0;
+  for (const auto& call : calls) {
+    call();
+    once = std::max(once, seconds_of(call, 1));
   }
-  std::sort(a.begin(), a.end());
-  std::sort(b.begin(), b.end());
-  return {a[a.size() / 2], b[b.size() / 2]};
+  const int repeats = std::max(1, static_cast<int>(0.01 / once));
+  std::vector<std::vector<double>> times(calls.size());
+  for (int round = 0; round < 11; ++round) {
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      times[i].push_back(seconds_of(calls[i], repeats));
+    }
+  }
+  std::vector<double> medians;
+  for (auto& of_call : times) {
+    std::sort(of_call.begin(), of_call.end());
+    medians.push_back(of_call[of_call.size() / 2]);
+  }
+  return medians;
 }
 
 std::vector<std::uint8_t> random_values(DType dtype, std::int64_t count) {
@@ -77,38 +85,50 @@ struct Total {
 
 void report_product(const char* what, DType dtype, std::int64_t m, std::int64_t n, std::int64_t k,
                     bool transpose_a, bool transpose_b, bool accumulate, int times, Total& total) {
-  const DType out_dtype = accumulate ? float32 : dtype;
+  const auto product_of = [&](DType type, const void* a, const void* b, void* c) {
+    return Matmul{.a = a,
+                  .b = b,
+                  .c = c,
+                  .m = m,
+                  .n = n,
+                  .k = k,
+                  .lda = transpose_a ? m : k,
+                  .ldb = transpose_b ? k : n,
+                  .ldc = n,
+                  .transpose_a = transpose_a,
+                  .transpose_b = transpose_b,
+                  .accumulate = accumulate,
+                  .dtype = type,
+                  .out_dtype = accumulate ? float32 : type,
+                  .batch = 1,
+                  .stride_a = m * k,
+                  .stride_b = k * n,
+                  .stride_c = m * n};
+  };
+  const DType bare_type = bench::bare_dtype(dtype);
   const auto a = random_values(dtype, m * k), b = random_values(dtype, k * n);
-  auto c = random_values(out_dtype, m * n);
-  const Matmul p{.a = a.data(),
-                 .b = b.data(),
-                 .c = c.data(),
-                 .m = m,
-                 .n = n,
-                 .k = k,
-                 .lda = transpose_a ? m : k,
-                 .ldb = transpose_b ? k : n,
-                 .ldc = n,
-                 .transpose_a = transpose_a,
-                 .transpose_b = transpose_b,
-                 .accumulate = accumulate,
-                 .dtype = dtype,
-                 .out_dtype = out_dtype,
-                 .batch = 1,
-                 .stride_a = m * k,
-                 .stride_b = k * n,
-                 .stride_c = m * n};
-  const Pair t = measure([&] { cpu::matmul(p); }, bench::bare_product(p));
+  const auto bare_a = random_values(bare_type, m * k), bare_b = random_values(bare_type, k * n);
+  auto c = random_values(float32, m * n);  // large enough for every type
+  const Matmul ours = product_of(dtype, a.data(), b.data(), c.data());
+  const Matmul bare = product_of(bare_type, bare_a.data(), bare_b.data(), c.data());
+  const auto in_place = bench::bare_product(bare);
+  const auto packed = bench::bare_product(bare, bench::BareLayout::packed);
+  const std::vector<double> t = measure({[&] { cpu::matmul(ours); }, in_place.run, packed.run});
   const double flops =
       2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
   fmt::print(
-      "{:9} {:16} {:5}x{:5}x{:5} {}{}{} {:8.0f} us {:6.0f} GFLOP/s | bare {:8.0f} us {:6.0f} | "
-      "{:.2f}\n",
+      "{:9} {:16} {:5}x{:5}x{:5} {}{}{} {:8.0f} us {:6.0f} GFLOP/s | bare {:8.0f} us {:6.0f} ({}) "
+      "| {:.2f}",
       name_of(dtype), what, m, n, k, transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N',
-      accumulate ? '+' : ' ', t.ours * 1e6, flops / t.ours / 1e9, t.bare * 1e6,
-      flops / t.bare / 1e9, t.ours / t.bare);
-  total.ours += t.ours * times;
-  total.bare += t.bare * times;
+      accumulate ? '+' : ' ', t[0] * 1e6, flops / t[0] / 1e9, t[1] * 1e6, flops / t[1] / 1e9,
+      in_place.kernel, t[0] / t[1]);
+  if (bare_type == bfloat16) {
+    fmt::print(" | packed {:8.0f} us {:6.0f} ({}) | {:.2f}", t[2] * 1e6, flops / t[2] / 1e9,
+               packed.kernel, t[0] / t[2]);
+  }
+  fmt::print("\n");
+  total.ours += t[0] * times;
+  total.bare += t[1] * times;
   total.flops += flops * times;
 }
 
@@ -172,9 +192,10 @@ void report_attention(DType dtype, float dropout, Total& total) {
                              .dv = part(dqkv, 2)});
   };
   // Heads gathered into dense matrices, which favours the bare products.
-  const auto q = random_values(dtype, batch * heads * length * dim);
+  const DType bare_type = bench::bare_dtype(dtype);
+  const auto q = random_values(bare_type, batch * heads * length * dim);
   auto head_out = q;
-  auto scores = random_values(dtype, batch * heads * length * length);
+  auto scores = random_values(bare_type, batch * heads * length * length);
   const auto product = [&](const void* a, const void* b, void* c, std::int64_t m, std::int64_t n,
                            std::int64_t k, bool ta, bool tb) {
     Matmul p{.a = a,
@@ -188,33 +209,34 @@ void report_attention(DType dtype, float dropout, Total& total) {
              .ldc = n,
              .transpose_a = ta,
              .transpose_b = tb,
-             .dtype = dtype,
-             .out_dtype = dtype,
+             .dtype = bare_type,
+             .out_dtype = bare_type,
              .batch = batch * heads,
              .stride_a = m * k,
              .stride_b = k * n,
              .stride_c = m * n};
-    return bench::bare_product(p);
+    return bench::bare_product(p).run;
   };
   const auto score = product(q.data(), q.data(), scores.data(), length, length, dim, false, true);
   const auto value =
       product(scores.data(), q.data(), head_out.data(), length, dim, length, false, false);
   const auto transposed =
       product(scores.data(), q.data(), head_out.data(), length, dim, length, true, false);
-  const Pair f = measure(forward, [&] { score(), value(); });
-  const Pair b = measure(backward, [&] { score(), score(), value(), transposed(), transposed(); });
+  const auto f = measure({forward, [&] { score(), value(); }});
+  const auto b =
+      measure({backward, [&] { score(), score(), value(), transposed(), transposed(); }});
   const double flops = 2.0 * batch * heads * length * length * dim * 0.5;
-  const auto print = [&](const char* what, const Pair& t, int products) {
+  const auto print = [&](const char* what, const std::vector<double>& t, int products) {
     fmt::print(
         "{:9} attention {:8} dropout {:.1f} {:8.0f} us {:6.0f} GFLOP/s | half of {} bare products "
         "{:8.0f} us | {:.2f}\n",
-        name_of(dtype), what, dropout, t.ours * 1e6, flops * products / t.ours / 1e9, products,
-        t.bare * 0.5e6, t.ours / (t.bare * 0.5));
+        name_of(dtype), what, dropout, t[0] * 1e6, flops * products / t[0] / 1e9, products,
+        t[1] * 0.5e6, t[0] / (t[1] * 0.5));
   };
   print("forward", f, 2);
   print("backward", b, 5);
-  total.ours += 6 * (f.ours + b.ours);
-  total.bare += 6 * 0.5 * (f.bare + b.bare);
+  total.ours += 6 * (f[0] + b[0]);
+  total.bare += 6 * 0.5 * (f[1] + b[1]);
   total.flops += 6 * flops * 7;
 }
 
@@ -222,6 +244,11 @@ void report_attention(DType dtype, float dropout, Total& total) {
 
 int main(int argc, char** argv) {
   set_compute_threads(argc > 1 ? std::atoi(argv[1]) : 1);
+  const cpu::Description machine = cpu::describe();
+  fmt::print("oneDNN {} with {}; bfloat16 by {}\n\n", machine.onednn_version, machine.onednn_isa,
+             cpu::has_amx_products() ? "the library's own AMX kernel"
+             : machine.bf16_products ? "oneDNN"
+                                     : "widening to float32");
   for (const DType dtype : {float32, bfloat16}) {
     Total total;
     report_linear("qkv", dtype, 1152, 384, 6, total);

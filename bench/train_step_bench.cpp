@@ -114,14 +114,14 @@ class Products {
             .stride_c = m * n};
   }
   void linear(std::int64_t out, std::int64_t in) {
-    linear_.push_back(bench::bare_product(product(rows, out, in, false, true, 1)));
-    linear_.push_back(bench::bare_product(product(rows, in, out, false, false, 1)));
-    linear_.push_back(bench::bare_product(product(out, in, rows, true, false, 1)));
+    linear_.push_back(bench::bare_product(product(rows, out, in, false, true, 1)).run);
+    linear_.push_back(bench::bare_product(product(rows, in, out, false, false, 1)).run);
+    linear_.push_back(bench::bare_product(product(out, in, rows, true, false, 1)).run);
   }
   void attention() {
     const std::int64_t size = width / heads;
     const auto add = [&](std::int64_t m, std::int64_t n, std::int64_t k, bool ta, bool tb) {
-      attention_.push_back(bench::bare_product(product(m, n, k, ta, tb, batch * heads)));
+      attention_.push_back(bench::bare_product(product(m, n, k, ta, tb, batch * heads)).run);
     };
     add(length, length, size, false, true);   // scores
     add(length, size, length, false, false);  // output
@@ -161,7 +161,7 @@ nlohmann::json measure(DType dtype, int rounds) {
     for (std::size_t i = 0; i < ids.size(); ++i)
       ids[i] = static_cast<std::int32_t>(i * 31 % vocabulary);
     const Tensor inputs = Tensor::from(ids, {batch, length});
-    const DType products_dtype = bench::has_bare_products(dtype) ? dtype : float32;
+    const DType products_dtype = bench::bare_dtype(dtype);
     const Products products(products_dtype);
     Times step, linear, attention;
     for (int round = 0; round < rounds + 2; ++round) {

@@ -40,7 +40,7 @@ if(TESSERA_SANITIZE)
   if(TESSERA_LLD)
     target_link_options(tessera_flags INTERFACE -fuse-ld=lld)  # in a third of the time
   endif()
-  # One instruction set instead of five: under the sanitizers a vectorised kernel takes the compiler a minute.
+  # One instruction set instead of three: under the sanitizers a vectorised kernel takes the compiler a minute.
   if(CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
     target_compile_options(tessera_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=haswell>)
     target_compile_definitions(tessera_flags INTERFACE HWY_COMPILE_ONLY_STATIC)

@@ -8,7 +8,6 @@
 #if defined(__x86_64__) && defined(__linux__)
 
 #include <cpuid.h>
-#include <dnnl.h>
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -19,6 +18,7 @@
 #include "kernels/base/parallel.h"
 #include "kernels/cpu/matmul_amx_block.h"
 #include "kernels/cpu/matmul_amx_pack.h"
+#include "kernels/cpu/matmul_onednn.h"
 #include "kernels/cpu/matmul_scratch.h"
 
 // GCC 12 takes the deliberately undefined vectors inside its own intrinsics for mistakes.
@@ -56,9 +56,7 @@ bool ask_for_amx() {
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
   if ((d & amx_bf16) == 0 || (d & amx_tile) == 0) return false;
   if (__get_cpuid_count(7, 1, &a, &b, &c, &d) == 0 || (a & avx512_bf16) == 0) return false;
-  const auto isa = static_cast<unsigned>(dnnl_get_effective_cpu_isa());
-  const auto amx_isa = static_cast<unsigned>(dnnl_cpu_isa_avx512_core_amx);
-  if ((isa & amx_isa) != amx_isa) return false;
+  if (!onednn_uses(dnnl_cpu_isa_avx512_core_amx)) return false;
   constexpr long request_permission = 0x1023,
                  tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;

@@ -6,7 +6,6 @@
 #include <array>
 #include <bit>
 #include <cstddef>
-#include <dnnl.hpp>
 #include <memory>
 #include <string_view>
 #include <unordered_map>
@@ -14,6 +13,7 @@
 
 #include "kernels/base/parallel.h"
 #include "kernels/cpu/matmul_scratch.h"
+#include "kernels/cpu/onednn_versions.h"
 
 namespace tessera::kernels::cpu {
 namespace {
@@ -124,9 +124,7 @@ std::unique_ptr<CachedPrimitive> ThreadPrimitives::create(const Matmul& product)
   // The bias must not be scaled by alpha, nor c: alpha comes first among the operations on the sum.
   const bool bias_after_alpha = product.bias != nullptr && product.alpha != 1.0f;
   dnnl::post_ops operations;
-  if (product.alpha != 1.0f) {
-    operations.append_eltwise(1.0f, dnnl::algorithm::eltwise_linear, product.alpha, 0.0f);
-  }
+  if (product.alpha != 1.0f) onednn::append_factor(operations, product.alpha);
   if (product.accumulate) operations.append_sum(1.0f);
   if (bias_after_alpha) operations.append_binary(dnnl::algorithm::binary_add, bias);
   dnnl::primitive_attr attributes;
@@ -135,10 +133,9 @@ std::unique_ptr<CachedPrimitive> ThreadPrimitives::create(const Matmul& product)
 
   auto cached = std::make_unique<CachedPrimitive>();
   try {
-    const auto description = product.bias != nullptr && !bias_after_alpha
-                                 ? dnnl::matmul::desc(a, b, bias, c)
-                                 : dnnl::matmul::desc(a, b, c);
-    const dnnl::matmul::primitive_desc chosen(description, attributes, engine_);
+    const bool bias_first = product.bias != nullptr && !bias_after_alpha;
+    const auto chosen =
+        onednn::describe_matmul(engine_, a, b, bias_first ? &bias : nullptr, c, attributes);
     // "brg" are the kernels that use the processor's instructions; the others are several times
     // slower.
     cached->fast = std::string_view(chosen.impl_info_str()).starts_with("brg");
@@ -193,23 +190,18 @@ void fail_onednn(const char* call, dnnl_status_t status, const Matmul& product) 
                                     : "set DNNL_VERBOSE=1 to see what oneDNN makes of it");
 }
 
+bool onednn_uses(dnnl_cpu_isa_t instructions) {
+  static const auto used = static_cast<unsigned>(dnnl_get_effective_cpu_isa());
+  const auto needed = static_cast<unsigned>(instructions);
+  return (used & needed) == needed;  // a set's number holds the bits of those that it includes
+}
+
 bool has_bfloat16_products() {
-  static const bool available = [] {
-    const auto isa = static_cast<unsigned>(dnnl_get_effective_cpu_isa());
-    const auto needed = static_cast<unsigned>(dnnl_cpu_isa_avx512_core_bf16);
-    return (isa & needed) ==
-           needed;  // an instruction set's number holds the bits of those below it
-  }();
-  return available;
+  return onednn_uses(dnnl_cpu_isa_avx512_core_bf16);
 }
 
 bool onednn_rounds_rows_alike() {
-  static const bool alike = [] {
-    const auto isa = static_cast<unsigned>(dnnl_get_effective_cpu_isa());
-    const auto needed = static_cast<unsigned>(dnnl_cpu_isa_avx512_core);
-    return (isa & needed) == needed;
-  }();
-  return alike;
+  return onednn_uses(dnnl_cpu_isa_avx512_core);
 }
 
 void onednn_sgemm(const Matmul& product) {

@@ -13,6 +13,10 @@ namespace tessera::kernels::cpu {
 
 [[noreturn]] void fail_onednn(const char* call, dnnl_status_t status, const Matmul& product);
 
+// Whether oneDNN makes use of these instructions: the processor has them, and DNNL_MAX_CPU_ISA
+// allows them.
+bool onednn_uses(dnnl_cpu_isa_t instructions);
+
 // Whether this processor multiplies bfloat16 in hardware and oneDNN makes use of it. Without,
 // oneDNN's own bfloat16 product is several times slower than widening the operands to single
 // precision.

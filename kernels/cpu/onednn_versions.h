@@ -1,0 +1,70 @@
+// What oneDNN 2 and oneDNN 3 write differently. Everywhere else they are one library.
+#pragma once
+
+#include <dnnl.hpp>
+
+namespace tessera::kernels::cpu::onednn {
+
+// How a matrix product is to be computed: operations and attributes are given, the kernel is
+// chosen. Without a bias, `bias` is null. Where oneDNN has no kernel at all the result is empty
+// when `may_be_empty` is true, and dnnl::error is thrown otherwise.
+inline dnnl::matmul::primitive_desc describe_matmul(
+    const dnnl::engine& engine, const dnnl::memory::desc& a, const dnnl::memory::desc& b,
+    const dnnl::memory::desc* bias, const dnnl::memory::desc& c,
+    const dnnl::primitive_attr& attributes = {}, bool may_be_empty = false) {
+#if DNNL_VERSION_MAJOR >= 3
+  if (bias != nullptr) return {engine, a, b, *bias, c, attributes, may_be_empty};
+  return {engine, a, b, c, attributes, may_be_empty};
+#else
+  if (bias != nullptr) return {{a, b, *bias, c}, attributes, engine, may_be_empty};
+  return {{a, b, c}, attributes, engine, may_be_empty};
+#endif
+}
+
+// Multiplies what a primitive has computed so far by `factor`.
+inline void append_factor(dnnl::post_ops& operations, float factor) {
+#if DNNL_VERSION_MAJOR >= 3
+  operations.append_eltwise(dnnl::algorithm::eltwise_linear, factor, 0.0f);
+#else
+  operations.append_eltwise(1.0f, dnnl::algorithm::eltwise_linear, factor, 0.0f);
+#endif
+}
+
+// The name of the instruction sets that oneDNN uses, or null when it is none that we know.
+inline const char* name_of(dnnl_cpu_isa_t instructions) {
+  switch (instructions) {
+#if DNNL_VERSION_MAJOR >= 3
+    case dnnl_cpu_isa_default:
+      return "all";
+    case dnnl_cpu_isa_avx2_vnni_2:
+      return "AVX2 VNNI with bf16 and fp16 conversion";
+    case dnnl_cpu_isa_avx512_core_fp16:
+      return "AVX-512 FP16";
+    case dnnl_cpu_isa_avx512_core_amx_fp16:
+      return "AMX FP16";
+#else
+    case dnnl_cpu_isa_all:
+      return "all";
+#endif
+    case dnnl_cpu_isa_sse41:
+      return "SSE4.1";
+    case dnnl_cpu_isa_avx:
+      return "AVX";
+    case dnnl_cpu_isa_avx2:
+      return "AVX2";
+    case dnnl_cpu_isa_avx2_vnni:
+      return "AVX2 VNNI";
+    case dnnl_cpu_isa_avx512_core:
+      return "AVX-512";
+    case dnnl_cpu_isa_avx512_core_vnni:
+      return "AVX-512 VNNI";
+    case dnnl_cpu_isa_avx512_core_bf16:
+      return "AVX-512 BF16";
+    case dnnl_cpu_isa_avx512_core_amx:
+      return "AMX";
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace tessera::kernels::cpu::onednn
