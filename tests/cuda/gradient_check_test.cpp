@@ -1,18 +1,22 @@
 // The gradient of every op, on the GPU: the cases are the CPU's.
 #include "engine/gradient_cases.h"
 
-namespace tessera {
+namespace tessera::gradient_cases {
 namespace {
 
-class OnTheGpu final : public ::testing::Environment {
- public:
-  void SetUp() override {
-    setenv("TESSERA_CUDA_MEMORY", "64M", 0);
-    set_default_device(Device::cuda());
-  }
+class GradientCheck : public ::testing::TestWithParam<GradientCase> {
+ protected:
+  static void TearDownTestSuite() { expect_every_op_was_reached(); }
+
+ private:
+  const DeviceGuard on_the_gpu_{Device::cuda()};
 };
-[[maybe_unused]] const ::testing::Environment* const on_the_gpu =
-    ::testing::AddGlobalTestEnvironment(new OnTheGpu);  // gtest owns it
+INSTANTIATE_TEST_SUITE_P(Gpu, GradientCheck, ::testing::ValuesIn(gradient_cases),
+                         [](const auto& one) { return std::string(one.param.name); });
+
+TEST_P(GradientCheck, AgreesWithDifferences) {
+  GetParam().check();
+}
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::gradient_cases
