@@ -80,8 +80,10 @@ __device__ __forceinline__ void copy_async_wait() {
 
 }  // namespace tessera::kernels::cuda
 
-#else
+#elif defined(TESSERA_EMULATED)
 #include "emulator/device/gpu.h"
+#else
+#error "kernels are compiled by nvcc, or against the emulator of the tests (TESSERA_EMULATED)"
 #endif
 
 namespace tessera::kernels::cuda {
