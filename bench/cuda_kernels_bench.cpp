@@ -21,41 +21,6 @@ constexpr std::int64_t rows = 16384;
 constexpr std::int64_t dim = 4096;
 constexpr std::int64_t count = rows * dim;
 
-// Normal draws of a floating type; whole numbers below `limit` of an integer type.
-class Tensor {
- public:
-  Tensor(Meter& meter, std::int64_t n, DType dtype)
-      : memory_(static_cast<std::size_t>(n) * size_of(dtype)) {
-    cuda::random_fill({.out = data(),
-                       .n = n,
-                       .first = 0,
-                       .dtype = dtype,
-                       .key = {1, 2},
-                       .distribution = Distribution::normal,
-                       .a = 0,
-                       .b = 1},
-                      meter.context().queue());
-  }
-  // Scattered, as a text's words are.
-  static Tensor of_numbers(std::int64_t n, std::int64_t limit) {
-    std::vector<std::int64_t> numbers(static_cast<std::size_t>(n));
-    std::uint64_t state = 1;
-    for (std::int64_t& number : numbers) {
-      state = state * 6364136223846793005ull + 1442695040888963407ull;
-      number = static_cast<std::int64_t>((state >> 33) % static_cast<std::uint64_t>(limit));
-    }
-    Tensor tensor(numbers.size() * sizeof(std::int64_t));
-    TESSERA_CUDA(cudaMemcpy(tensor.data(), numbers.data(), numbers.size() * sizeof(std::int64_t),
-                            cudaMemcpyHostToDevice));
-    return tensor;
-  }
-  [[nodiscard]] void* data() const { return memory_.data(); }
-
- private:
-  explicit Tensor(std::size_t bytes) : memory_(bytes) {}
-  DeviceMemory memory_;
-};
-
 double bytes_of(std::int64_t n, DType dtype) {
   return static_cast<double>(n) * static_cast<double>(size_of(dtype));
 }

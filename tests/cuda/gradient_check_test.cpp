@@ -6,7 +6,7 @@ namespace {
 
 class GradientCheck : public ::testing::TestWithParam<GradientCase> {
  protected:
-  static void TearDownTestSuite() { expect_every_op_was_reached(); }
+  static void TearDownTestSuite() { testing::expect_every_op_was_reached(); }
 
  private:
   const DeviceGuard on_the_gpu_{Device::cuda()};

@@ -392,13 +392,4 @@ inline constexpr GradientCase gradient_cases[] = {
     {"FindsAWrongGradient", check_finds_a_wrong_gradient},
 };
 
-// At the end of a suite of all cases; where only some of them ran, nothing can be said.
-inline void expect_every_op_was_reached() {
-  const auto& suite = *::testing::UnitTest::GetInstance()->current_test_suite();
-  if (suite.test_to_run_count() != suite.total_test_count()) return;
-  for (const Op op : all_ops) {
-    EXPECT_TRUE(testing::checked_ops().contains(op)) << name_of(op) << " has no gradient check";
-  }
-}
-
 }  // namespace tessera::gradient_cases

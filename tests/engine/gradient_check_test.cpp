@@ -6,7 +6,7 @@ namespace {
 
 class GradientCheck : public ::testing::TestWithParam<GradientCase> {
  protected:
-  static void TearDownTestSuite() { expect_every_op_was_reached(); }
+  static void TearDownTestSuite() { testing::expect_every_op_was_reached(); }
 };
 INSTANTIATE_TEST_SUITE_P(Cpu, GradientCheck, ::testing::ValuesIn(gradient_cases),
                          [](const auto& one) { return std::string(one.param.name); });
