@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 
 #include <atomic>
+#include <sstream>
 #include <utility>
 
 namespace tessera::kernels::cuda {
@@ -34,18 +35,18 @@ void note_problem(std::string& problem, const char* name) {
 
 // cuBLAS counts 13.1.0 as 130100.
 std::string name_of(void* object, const CublasLt& functions) {
-  std::string name = "cuBLASLt";
+  std::ostringstream name;
+  name << "cuBLASLt";
   using Version = std::size_t (*)();
   if (const auto version = reinterpret_cast<Version>(dlsym(object, "cublasLtGetVersion"))) {
     const std::size_t number = version();
-    name += " " + std::to_string(number / 10000) + "." + std::to_string(number / 100 % 100) + "." +
-            std::to_string(number % 100);
+    name << ' ' << number / 10000 << '.' << number / 100 % 100 << '.' << number % 100;
   }
   Dl_info place{};
   if (dladdr(reinterpret_cast<void*>(functions.cublasLtCreate), &place) != 0) {
-    name += " (" + std::string(place.dli_fname) + ")";
+    name << " (" << place.dli_fname << ')';
   }
-  return name;
+  return name.str();
 }
 
 }  // namespace
