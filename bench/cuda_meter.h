@@ -219,7 +219,7 @@ class Meter {
            {"side", n},
            {"rate", product_rates_[dtype] * 1e-12},
            {"unit", "TFLOP/s"},
-           {"matrix_products", library.name}});
+           {"by", library.name}});
   }
 
   // Random bits switch as many transistors as training does; zeros would run at higher clocks.

@@ -78,9 +78,9 @@ class Check:
         late = sum(row["verdict"] == NOT_RUN for row in rows)
         return PASSED, (note or "") + (f" ({late} rows not run)" if late else "")
 
-    def row(self, name, verdict, note="", **figures):
+    def row(self, name, verdict, note="", /, **figures):
         """A row is shown and on disk when this returns."""
-        row = {"row": name, "verdict": verdict, **({"note": note} if note else {}), **figures}
+        row = {**figures, "row": name, "verdict": verdict, **({"note": note} if note else {})}
         self.report.row(row)
         seconds = f" {row['seconds']:6.1f} s" if "seconds" in row else ""
         self.show(f"   {verdict:9} {name}{seconds}{'  ' + note if note else ''}")

@@ -17,7 +17,7 @@ def curves(check):
     with tempfile.TemporaryDirectory() as folder:
         for device in ("cuda", "cpu"):
             place = os.path.join(folder, device)
-            command = [program, "train", recipe.write(place, steps), "--device", device]
+            command = [program, "train", recipe.write(place, steps, check.installation.emulated), "--device", device]
             done = check.command(f"{steps} steps on {device}", command, 60)
             if done is None or done.status != 0:
                 return ""

@@ -41,8 +41,9 @@ class Installation:
         except (OSError, ValueError) as error:
             raise Unusable(f"{folder} is no pack of scripts/gpu-pack: {error}") from None
         if manifest["emulated"] != emulated:
-            raise Unusable(f"{folder} is " + ("for the emulator: run it with --on-emulator" if manifest["emulated"]
-                                              else "for GPUs, not for the emulator: run it without --on-emulator"))
+            kind = ("for the emulator: run it with --on-emulator" if manifest["emulated"] else
+                    "for GPUs, not for the emulator: run it without --on-emulator")
+            raise Unusable(f"{folder} is {kind}")
         folders = [os.path.join(folder, "lib")]
         for more in ([], [os.path.join(folder, COMPILER_FOLDER)]):
             made = cls([os.path.join(folder, "bin")], emulated=emulated, products=products,
@@ -57,8 +58,8 @@ class Installation:
     def of_build(cls, root, *, emulated, products):
         build = os.path.join(root, "build")
         folders = ["emulated"] if emulated else ["", "tests", "bench"]
-        made = cls([os.path.join(build, folder) for folder in folders], emulated=emulated, products=products, data=os.path.join(root, "bench"),
-                   head={"commit": commit_of(root)})
+        made = cls([os.path.join(build, folder) for folder in folders], emulated=emulated, products=products,
+                   data=os.path.join(root, "bench"), head={"commit": commit_of(root)})
         problem = made.why_it_does_not_start()
         if problem:
             raise Unusable(f"there is no build to check ({problem}): run scripts/test first, or scripts/gpu-pack")

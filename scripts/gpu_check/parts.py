@@ -31,7 +31,8 @@ def environment(check):
     products = described["parts"]["cuBLASLt"]["note"]
     check.report.set("matrix_products", products)
     problem = check.installation.problem_with_products(products)
-    check.row("cuBLASLt", FAILED if problem else PASSED, problem or products, **check.installation.found.get("cuBLASLt", {}))
+    check.row("cuBLASLt", FAILED if problem else PASSED, problem or products,
+              **check.installation.found.get("cuBLASLt", {}))
     nccl_note = described["parts"]["NCCL"]["note"]
     if check.installation.emulated:
         check.row("NCCL", NOT_RUN, "the emulator has its own")
@@ -90,6 +91,8 @@ def kernels(check):
                                  "--json", path], path)
     rows = check.report.rows()
     left_out = sum(row.get("rows", 0) for row in rows if row.get("measure") == "rows left out")
+    if check.installation.products == "cublas" and not any(row.get("measure") == "products" for row in rows):
+        check.row("cuBLASLt", FAILED, "there is no product by cuBLASLt to hold the kernels against")
     slow = [row for row in rows if isinstance(row.get("ratio"), float) and row["ratio"] < 0.5]
     return (f"{sum('kernel' in row for row in rows)} rows, {len(slow)} below half of the device's rate"
             + (f", no time was left for {left_out}" if left_out else ""))

@@ -6,8 +6,8 @@ import os
 TEXT_BYTES = 40000
 
 
-def write(folder, steps):
-    """A folder with a text and a recipe; returns the recipe's path."""
+def write(folder, steps, emulated=False):
+    """A folder with a text and a recipe; returns the recipe's path. On the emulator the model is minute."""
     os.makedirs(folder, exist_ok=True)
     text = b""
     for path in sorted(glob.glob(os.path.join(os.path.dirname(__file__), "*.py"))):
@@ -15,10 +15,11 @@ def write(folder, steps):
             text += file.read()
     with open(os.path.join(folder, "text"), "wb") as file:
         file.write(text[:TEXT_BYTES])
+    layers, width, tokens, batch = (1, 32, 16, 2) if emulated else (4, 128, 128, 8)
     recipe = {
-        "model": {"architecture": "gpt2", "n_layer": 4, "n_head": 4, "n_embd": 128, "seq_len": 128,
-                  "n_positions": 128},
-        "data": {"train": os.path.join(folder, "text"), "batch_size": 8},
+        "model": {"architecture": "gpt2", "n_layer": layers, "n_head": 4, "n_embd": width, "seq_len": tokens,
+                  "n_positions": tokens},
+        "data": {"train": os.path.join(folder, "text"), "batch_size": batch},
         "train": {"steps": steps, "lr": 1e-3, "seed": 1},
         "log": {"jsonl": metrics_path(folder), "every": 50},
     }
