@@ -46,7 +46,8 @@ def make_root(root):
     copy_with_libraries(python, root)
     standard = sysconfig.get_path("stdlib")
     left_out = shutil.ignore_patterns("test", "idlelib", "tkinter", "*-packages", "__pycache__", "ensurepip", "lib2to3")
-    shutil.copytree(standard, os.path.join(root, standard.lstrip("/")), ignore=left_out, symlinks=False)
+    shutil.copytree(standard, os.path.join(root, standard.lstrip("/")), ignore=left_out,
+                    ignore_dangling_symlinks=True)
     for place, _, names in os.walk(os.path.join(standard, "lib-dynload")):
         for name in names:
             copy_with_libraries(os.path.join(place, name), root)
