@@ -94,12 +94,16 @@ class GpuPackTest(unittest.TestCase):
         subprocess.run(["tar", "-C", cls.root, "-xf", cls.archive], check=True)
         cls.pack = os.path.join(cls.root, "gpu-pack")
 
-    def gpu_check(self, *arguments):
-        """gpu-check of the pack; its output and exit code."""
+    def run_there(self, *command):
+        """A command in the root; {pack} is the pack's place there."""
         pack = "/gpu-pack" if self.begin else self.pack
-        command = [*(self.begin or []), self.python, f"{pack}/gpu-check", *arguments]
-        environment = {"PATH": "/usr/bin:/bin:/usr/sbin", "HOME": "/tmp", "LANG": "C.UTF-8"}
+        command = [*(self.begin or []), *(word.format(pack=pack) for word in command)]
+        environment = {"PATH": "/usr/bin:/bin:/usr/sbin", "HOME": "/tmp", "LANG": "C.UTF-8",
+                       "LD_LIBRARY_PATH": f"{pack}/lib:{pack}/lib-compiler"}
         return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment, check=False)
+
+    def gpu_check(self, *arguments):
+        return self.run_there(self.python, "{pack}/gpu-check", *arguments)
 
     def test_it_can_be_carried_and_lists_what_it_holds(self):
         self.assertLess(os.path.getsize(self.archive), MOST_BYTES)
@@ -128,6 +132,20 @@ class GpuPackTest(unittest.TestCase):
         self.assertIn("what this could not reach, because it needs a GPU:", done.stdout)
         for name in NEEDS_A_GPU:
             self.assertRegex(done.stdout, rf"(?m)^  {name} +all of it")
+
+    def test_the_test_program_takes_names_of_files(self):
+        def tests(*arguments):
+            return self.run_there("{pack}/bin/gpu_tests", *arguments)
+
+        files = tests("--files").stdout.split()
+        self.assertGreater(len(files), 30)
+        self.assertIn("strategies_test", files)
+        listed = tests("arena_test", "fill_test", "--gtest_list_tests", "--gtest_filter=-Settings*").stdout
+        suites = {line for line in listed.splitlines() if not line.startswith(" ")}
+        self.assertEqual(suites, {"CudaFill.", "FreeRanges."})
+        unknown = tests("fill_test", "fil_test")
+        self.assertEqual(unknown.returncode, 2)
+        self.assertRegex(unknown.stderr, "no tests in a file 'fil_test'; --files lists what there is\n$")
 
     def test_it_is_not_mistaken_for_one_of_a_gpu(self):
         done = self.gpu_check()
