@@ -2,6 +2,7 @@
 //   checkpoint_bench [MiB of state = 512] [ranks = 2] [folder = the current one] [repeats = 5]
 // One third of the state is the model's, two thirds the optimizer's; every tensor is cut over the
 // ranks as FSDP does.
+#include <fmt/format.h>
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -58,7 +59,7 @@ struct Shard {
       add(state.optimizer, name + ".exp_avg");
       add(state.optimizer, name + ".exp_avg_sq");
     }
-    state.scalars = {{"step", 1}};
+    state.scalars.set("step", 1);
   }
 };
 

@@ -5,6 +5,8 @@
 // A row names the kernel, its time, the bytes it must move (each tensor once) or its operations per
 // second, and the ratio to the device's rate. FILE gets each row as a line of JSON when it is
 // known. The last line counts the rows that the budget of the whole run left no time for.
+#include <fmt/format.h>
+
 #include <cmath>
 #include <cstdlib>
 #include <string_view>

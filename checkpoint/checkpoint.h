@@ -54,7 +54,7 @@ std::optional<Found> find_latest(comm::Communicator& communicator,
 void verify(const std::filesystem::path& step_folder);
 
 // The scalars of a committed step folder.
-nlohmann::json read_scalars(const std::filesystem::path& step_folder);
+Scalars read_scalars(const std::filesystem::path& step_folder);
 
 // Collective. Fills the pieces of `state` (names, shapes and pieces given; scalars are filled) from
 // a step folder of any world size and either type. Missing, unexpected and mis-shaped tensors are

@@ -1,6 +1,7 @@
 // XXH3 by chunk.
 #include "checkpoint/checksum.h"
 
+#include <fmt/format.h>
 #include <xxhash.h>
 
 #include <algorithm>

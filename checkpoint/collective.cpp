@@ -1,6 +1,7 @@
 // Outcomes of all ranks, exchanged so that none waits for one that has failed.
 #include "checkpoint/collective.h"
 
+#include <fmt/format.h>
 #include <exception>
 #include <optional>
 

@@ -3,6 +3,7 @@
 // rename.
 #include "checkpoint/commit.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <charconv>
 #include <cstdio>

@@ -1,5 +1,6 @@
 // Folders and whole small files: the steps of checkpoint/file.h that are more than one system call.
 #include <fcntl.h>
+#include <fmt/format.h>
 
 #include <cerrno>
 #include <utility>

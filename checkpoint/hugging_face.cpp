@@ -1,5 +1,6 @@
 // Weights from a plain Hugging Face folder: one model.safetensors, or numbered files with an index
 // that is believed only as far as the files bear it out.
+#include <fmt/format.h>
 #include <algorithm>
 #include <map>
 #include <memory>

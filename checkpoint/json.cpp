@@ -1,6 +1,7 @@
 // A strict JSON reader over nlohmann's event interface.
 #include "checkpoint/json.h"
 
+#include <fmt/format.h>
 #include <set>
 #include <utility>
 #include <vector>

@@ -1,12 +1,14 @@
 // Writing manifests, and reading them with everything checked that the rest of the code relies on.
 #include "checkpoint/manifest.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <charconv>
 #include <set>
 #include <utility>
 
 #include "checkpoint/json.h"
+#include "checkpoint/scalars_json.h"
 #include "kernels/base/error.h"
 
 namespace tessera::checkpoint {
@@ -144,7 +146,7 @@ Manifest from_json(const json& in) {
   }
   manifest.model = section_from_json(in.at("model"), manifest);
   manifest.optimizer = section_from_json(in.at("optimizer"), manifest);
-  manifest.scalars = in.at("scalars");
+  manifest.scalars = to_scalars(in.at("scalars"));
   return manifest;
 }
 
@@ -173,7 +175,7 @@ std::string to_text(const Manifest& manifest) {
             {"files", std::move(files)},
             {"model", to_json(manifest.model, manifest.type)},
             {"optimizer", to_json(manifest.optimizer, manifest.type)},
-            {"scalars", manifest.scalars}};
+            {"scalars", json_of(manifest.scalars)}};
   const std::string sum = to_hex(checksum(body.dump()));
   return json{{"manifest", std::move(body)}, {"xxh3", sum}}.dump(1) + '\n';
 }

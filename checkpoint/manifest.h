@@ -2,8 +2,6 @@
 // docs/checkpoint-format.md.
 #pragma once
 
-#include <nlohmann/json.hpp>
-
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -40,7 +38,7 @@ struct Manifest {
   StateDictType type = StateDictType::full;
   std::vector<FileRecord> files;  // every file of the folder but the manifest
   Section model, optimizer;
-  nlohmann::json scalars;
+  Scalars scalars;
 
   [[nodiscard]] const FileRecord& file(const std::string& name) const;
 };

@@ -2,6 +2,7 @@
 // written twice.
 #include "checkpoint/plan.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <set>
 #include <utility>

@@ -1,4 +1,5 @@
 // load(), and everything that only looks: read_scalars, verify, find_latest.
+#include <fmt/format.h>
 #include <algorithm>
 #include <exception>
 #include <optional>
@@ -8,6 +9,7 @@
 #include "checkpoint/collective.h"
 #include "checkpoint/commit.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/scalars_json.h"
 #include "checkpoint/source.h"
 #include "checkpoint/transfer.h"
 #include "kernels/base/error.h"
@@ -110,7 +112,7 @@ void execute(const fs::path& folder, const Manifest& manifest, ReadsByFile& read
   }
 }
 
-nlohmann::json load_pieces(const fs::path& folder, State& state, LoadParts parts) {
+Scalars load_pieces(const fs::path& folder, State& state, LoadParts parts) {
   const Manifest manifest = read_manifest(folder);
   const bool with_optimizer = parts == LoadParts::everything;
   const Catalogue model = read_catalogue(folder, manifest, manifest.model);
@@ -153,7 +155,7 @@ std::string list_candidates(const fs::path& dir) {
 
 void load(comm::Communicator& communicator, const fs::path& step_folder, State& state,
           LoadParts parts) {
-  nlohmann::json scalars;
+  Scalars scalars;
   together(communicator, fmt::format("loading '{}'", step_folder.string()), [&] {
     scalars = load_pieces(step_folder, state, parts);
     return std::string();
@@ -161,7 +163,7 @@ void load(comm::Communicator& communicator, const fs::path& step_folder, State& 
   state.scalars = std::move(scalars);
 }
 
-nlohmann::json read_scalars(const fs::path& step_folder) {
+Scalars read_scalars(const fs::path& step_folder) {
   return read_manifest(step_folder).scalars;
 }
 

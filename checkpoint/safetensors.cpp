@@ -2,6 +2,7 @@
 // files.
 #include "checkpoint/safetensors.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>

@@ -1,5 +1,6 @@
 // Reading safetensors headers. The JSON is taken as events, so that a hostile header costs no more
 // memory than its entries, and nothing is believed before it is checked against the file's size.
+#include <fmt/format.h>
 #include <algorithm>
 #include <array>
 #include <limits>

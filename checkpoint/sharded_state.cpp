@@ -1,6 +1,7 @@
 // Logical tensors from shards.
 #include "checkpoint/sharded_state.h"
 
+#include "checkpoint/scalars_json.h"
 #include "kernels/base/error.h"
 
 namespace tessera::checkpoint {
@@ -62,20 +63,22 @@ std::filesystem::path save(const Context& context, const std::filesystem::path& 
                            const SaveOptions& options) {
   checkpoint::State state = checkpoint::state_of(model, &optimizer, Direction::save);
   state.scalars = options.scalars;
-  nlohmann::json& counts = state.scalars[checkpoint::step_counts_key] = nlohmann::json::object();
+  nlohmann::json& counts = checkpoint::json_of(state.scalars)[checkpoint::step_counts_key];
+  counts = nlohmann::json::object();
   const auto steps = optimizer.step_counts();
   for (std::size_t i = 0; i < steps.size(); ++i) counts[optimizer.parameters()[i].name] = steps[i];
   return checkpoint::save(context.communicator(), folder, options.step, state,
                           {options.type, options.model_dtype, options.keep, options.files});
 }
 
-nlohmann::json load(const Context& context, const std::filesystem::path& step_folder,
-                    const ShardedModel& model, optim::Optimizer& optimizer) {
+Scalars load(const Context& context, const std::filesystem::path& step_folder,
+             const ShardedModel& model, optim::Optimizer& optimizer) {
   checkpoint::State state = checkpoint::state_of(model, &optimizer, Direction::load);
   checkpoint::load(context.communicator(), step_folder, state);
-  const auto found = state.scalars.find(checkpoint::step_counts_key);
+  const nlohmann::json& scalars = checkpoint::json_of(state.scalars);
+  const auto found = scalars.find(checkpoint::step_counts_key);
   TESSERA_CHECK(
-      found != state.scalars.end() && found->is_object(), ErrorCode::checkpoint,
+      found != scalars.end() && found->is_object(), ErrorCode::checkpoint,
       "{}: the manifest's scalars have no {}; the checkpoint was not written by tessera::save",
       step_folder.string(), checkpoint::step_counts_key);
   std::vector<std::int64_t> steps;

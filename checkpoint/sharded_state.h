@@ -26,8 +26,7 @@ struct SaveOptions {
   checkpoint::StateDictType type = checkpoint::StateDictType::full;
   DType model_dtype = DType::float32;
   int keep = 0;
-  nlohmann::json scalars =
-      nlohmann::json::object();  // whatever the program wants back, the same on every rank
+  Scalars scalars = {};  // whatever the program wants back, the same on every rank
   std::map<std::string, std::string> files = {};  // config.json ..., from rank 0
 };
 
@@ -38,7 +37,7 @@ std::filesystem::path save(const Context& context, const std::filesystem::path& 
 
 // Collective. Fills model and optimizer from a step folder written by any world size, strategy and
 // type; returns its scalars.
-nlohmann::json load(const Context& context, const std::filesystem::path& step_folder,
-                    const ShardedModel& model, optim::Optimizer& optimizer);
+Scalars load(const Context& context, const std::filesystem::path& step_folder,
+             const ShardedModel& model, optim::Optimizer& optimizer);
 
 }  // namespace tessera

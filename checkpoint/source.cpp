@@ -1,6 +1,7 @@
 // Opening step folders.
 #include "checkpoint/source.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <utility>
 

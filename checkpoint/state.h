@@ -2,13 +2,12 @@
 // strategy.
 #pragma once
 
-#include <nlohmann/json.hpp>
-
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "checkpoint/scalars.h"
 #include "engine/device.h"
 #include "kernels/base/dtype.h"
 
@@ -38,8 +37,8 @@ struct LogicalTensor {
 struct State {
   std::vector<LogicalTensor> model;  // Hugging Face names
   std::vector<LogicalTensor>
-      optimizer;           // "<parameter name>.exp_avg", ".exp_avg_sq", ".momentum"; fp32
-  nlohmann::json scalars;  // step, data position, rng, scheduler, scaler: the same on every rank
+      optimizer;    // "<parameter name>.exp_avg", ".exp_avg_sq", ".momentum"; fp32
+  Scalars scalars;  // step, data position, rng, scheduler, scaler: the same on every rank
 };
 
 }  // namespace tessera::checkpoint

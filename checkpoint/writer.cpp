@@ -1,5 +1,6 @@
 // save(): plan, prepare, write, check, commit. Each phase ends with an exchange of the ranks'
 // outcomes, so that all go on or all fail with the same error.
+#include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
 #include <future>
@@ -12,6 +13,7 @@
 #include "checkpoint/commit.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/plan.h"
+#include "checkpoint/scalars_json.h"
 #include "checkpoint/transfer.h"
 #include "kernels/base/error.h"
 
@@ -133,7 +135,7 @@ class Save {
 };
 
 std::string Save::describe_own_state() const {
-  check_scalars(state_.scalars, "");
+  check_scalars(json_of(state_.scalars), "");
   if (is_first_) check_extra_files();
   const PieceLists pieces = list_pieces(state_);
   std::random_device random;
@@ -145,7 +147,7 @@ std::string Save::describe_own_state() const {
                                                name_of(options_.model_dtype), options_.keep)},
                        {"model tensors", tensors_fingerprint(state_.model)},
                        {"optimizer tensors", tensors_fingerprint(state_.optimizer)},
-                       {"scalars", to_hex(checksum(state_.scalars.dump()))}}},
+                       {"scalars", to_hex(checksum(json_of(state_.scalars).dump()))}}},
                      {"model", runs_to_json(pieces.model)},
                      {"optimizer", runs_to_json(pieces.optimizer)}});
 }

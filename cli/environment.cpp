@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <sys/utsname.h>
 #include <unistd.h>
+#include <nlohmann/json.hpp>
 
 #include <CLI/Version.hpp>
 #include <algorithm>
@@ -89,7 +90,7 @@ std::string value_text(const Json& value) {
 
 }  // namespace
 
-Json describe_environment() {
+Json environment_report() {
   const kernels::cpu::Description description = kernels::cpu::describe();
   utsname system{};
   TESSERA_SYSTEM(::uname(&system));

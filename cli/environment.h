@@ -1,14 +1,14 @@
 // What this build and this machine are, for `tessera env` and for reports of benchmarks.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 namespace tessera::cli {
 
 // {"tessera": {...}, "cpu": {..., "bf16": bool}, "threads": {...}, "memory": {...}, "libraries":
 // {...}, "parts": {...}}
-nlohmann::ordered_json describe_environment();
+nlohmann::ordered_json environment_report();
 
 std::string environment_text(const nlohmann::ordered_json& environment);
 

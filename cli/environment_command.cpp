@@ -1,21 +1,22 @@
 // `tessera env`.
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <memory>
 
 #include "cli/environment.h"
 #include "cli/subcommands.h"
 
 namespace tessera::cli {
 
-void add_environment(CLI::App& command, Invocation& invocation) {
+Command describe_environment() {
   const auto json = std::make_shared<bool>(false);
-  command.add_flag("--json", *json, "One JSON object instead of text");
-  command.callback([json, &invocation] {
-    invocation.action = [json] {
-      const nlohmann::ordered_json environment = describe_environment();
-      fmt::print("{}", *json ? environment.dump(2) + "\n" : environment_text(environment));
-      return 0;
-    };
-  });
+  return {.arguments = {{"--json", json.get(), "One JSON object instead of text"}},
+          .run = [json](const std::vector<std::string>&) {
+            const nlohmann::ordered_json environment = environment_report();
+            fmt::print("{}", *json ? environment.dump(2) + "\n" : environment_text(environment));
+            return 0;
+          }};
 }
 
 }  // namespace tessera::cli

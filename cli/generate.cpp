@@ -1,6 +1,7 @@
 // `tessera generate`: text, or logits, from a checkpoint or a Hugging Face folder.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
 
 #include <cmath>
 #include <cstdio>
@@ -38,16 +39,6 @@ struct GenerateCommand {
   [[nodiscard]] std::vector<std::int64_t> tokens(const models::LanguageModel& model) const;
   void write_logits(models::LanguageModel& model, const std::vector<std::int64_t>& ids) const;
 };
-
-// CLI11's own check spells out the largest double, and lets NaN pass.
-const CLI::Validator not_negative(
-    [](const std::string& text) {
-      double value = 0;
-      const bool good =
-          CLI::detail::lexical_cast(text, value) && std::isfinite(value) && value >= 0;
-      return good ? std::string() : fmt::format("must be a number of at least 0, got {}", text);
-    },
-    "");
 
 nlohmann::json read_config(const fs::path& folder) {
   std::ifstream stream(folder / "config.json");
@@ -165,43 +156,53 @@ int GenerateCommand::run() const {
 
 }  // namespace
 
-void add_generate(CLI::App& command, Invocation& invocation) {
-  const auto options = std::make_shared<GenerateCommand>();
-  command
-      .add_option("folder", options->folder,
-                  "A checkpoint, a folder of checkpoints, or a Hugging Face folder")
-      ->type_name("FOLDER")
-      ->required();
-  command.add_option("--prompt", options->prompt, "How the text begins (models of bytes)")
-      ->type_name("TEXT");
-  command.add_option("--prompt-ids", options->prompt_ids, "The same as token ids, as in 1,2,3")
-      ->delimiter(',')
-      ->type_name("IDS");
-  command.add_option("--max-new-tokens", options->options.max_new_tokens, "How many tokens to add")
-      ->check(not_negative)
-      ->capture_default_str();
-  command
-      .add_option("--temperature", options->options.temperature,
-                  "0 takes the most probable token each time")
-      ->check(not_negative)
-      ->capture_default_str();
-  command
-      .add_option("--top-k", options->options.top_k,
-                  "Draw among the k most probable tokens only; 0: all")
-      ->check(not_negative)
-      ->capture_default_str();
-  command.add_option("--seed", options->options.seed, "Of the draws")->capture_default_str();
-  command
-      .add_option("--device", options->device,
-                  "Where to compute; auto takes a GPU where there is one")
-      ->type_name("auto|cpu|cuda")
-      ->capture_default_str();
-  command
-      .add_option("--logits", options->logits_file,
-                  "Write the prompt's logits [tokens, vocabulary] as fp32 safetensors")
-      ->type_name("FILE");
-  command.callback(
-      [options, &invocation] { invocation.action = [options] { return options->run(); }; });
+Command describe_generate() {
+  const auto command = std::make_shared<GenerateCommand>();
+  models::GenerateOptions& options = command->options;
+  return {
+      .arguments = {{.name = "folder",
+                     .target = &command->folder,
+                     .help = "A checkpoint, a folder of checkpoints, or a Hugging Face folder",
+                     .type = "FOLDER",
+                     .required = true},
+                    {.name = "--prompt",
+                     .target = &command->prompt,
+                     .help = "How the text begins (models of bytes)",
+                     .type = "TEXT"},
+                    {.name = "--prompt-ids",
+                     .target = &command->prompt_ids,
+                     .help = "The same as token ids, as in 1,2,3",
+                     .type = "IDS",
+                     .separator = ','},
+                    {.name = "--max-new-tokens",
+                     .target = &options.max_new_tokens,
+                     .help = "How many tokens to add",
+                     .shows_default = true,
+                     .least = 0},
+                    {.name = "--temperature",
+                     .target = &options.temperature,
+                     .help = "0 takes the most probable token each time",
+                     .shows_default = true,
+                     .least = 0},
+                    {.name = "--top-k",
+                     .target = &options.top_k,
+                     .help = "Draw among the k most probable tokens only; 0: all",
+                     .shows_default = true,
+                     .least = 0},
+                    {.name = "--seed",
+                     .target = &options.seed,
+                     .help = "Of the draws",
+                     .shows_default = true},
+                    {.name = "--device",
+                     .target = &command->device,
+                     .help = "Where to compute; auto takes a GPU where there is one",
+                     .type = "auto|cpu|cuda",
+                     .shows_default = true},
+                    {.name = "--logits",
+                     .target = &command->logits_file,
+                     .help = "Write the prompt's logits [tokens, vocabulary] as fp32 safetensors",
+                     .type = "FILE"}},
+      .run = [command](const std::vector<std::string>&) { return command->run(); }};
 }
 
 }  // namespace tessera::cli

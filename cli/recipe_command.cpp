@@ -1,6 +1,8 @@
 // `tessera recipe`: checks a recipe without training, and lists the keys.
 #include <fmt/format.h>
 
+#include <memory>
+
 #include "cli/recipe.h"
 #include "cli/recipe_schema.h"
 #include "cli/subcommands.h"
@@ -31,20 +33,24 @@ struct RecipeCommand {
 
 }  // namespace
 
-void add_recipe(CLI::App& command, Invocation& invocation) {
+Command describe_recipe() {
   const auto options = std::make_shared<RecipeCommand>();
-  command.add_option("recipe", options->file, "The recipe")->type_name("FILE");
-  command
-      .add_option("--set", options->overrides, "Override a key, as in train.steps=100; repeatable")
-      ->type_name("KEY=VALUE")
-      ->allow_extra_args(false);
-  command.add_option("--world-size", options->world_size, "Ranks to check it for")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  command.add_flag("--keys", options->keys,
-                   "List every key with its default and meaning, as Markdown");
-  command.callback(
-      [options, &invocation] { invocation.action = [options] { return options->run(); }; });
+  return {.arguments =
+              {{.name = "recipe", .target = &options->file, .help = "The recipe", .type = "FILE"},
+               {.name = "--set",
+                .target = &options->overrides,
+                .help = "Override a key, as in train.steps=100; repeatable",
+                .type = "KEY=VALUE"},
+               {.name = "--world-size",
+                .target = &options->world_size,
+                .help = "Ranks to check it for",
+                .shows_default = true,
+                .least = 1,
+                .most = 1 << 20},
+               {.name = "--keys",
+                .target = &options->keys,
+                .help = "List every key with its default and meaning, as Markdown"}},
+          .run = [options](const std::vector<std::string>&) { return options->run(); }};
 }
 
 }  // namespace tessera::cli

@@ -1,5 +1,6 @@
 // The keys of Hugging Face's config.json, by architecture. They end up in ModelRecipe::config under
 // the same names.
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "cli/recipe_schema.h"

@@ -1,5 +1,6 @@
 // docs/recipe.md's tables, from the table of keys.
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "cli/recipe_schema.h"
 

@@ -1,6 +1,8 @@
 // The table of keys outside of model configurations.
 #include "cli/recipe_schema.h"
 
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
 #include <type_traits>
 
 #include "cli/recipe_values.h"
@@ -164,8 +166,8 @@ std::vector<RecipeKey> model_keys() {
              std::vector<Choice<std::string>>{{"gpt2", "gpt2"}, {"llama", "llama"}},
              "The model's kind. With `pretrained`, the folder's config.json says it."),
       default_is("none", key(TESSERA_KEY(model, pretrained),
-                             "A folder that transformers or Tessera saved: its config.json, "
-                             "weights and tokenizer.")),
+                             "A folder that transformers or Tessera saved: its config.json and "
+                             "weights.")),
       key(TESSERA_KEY(model, seq_len), "Tokens in a training sequence.", at_least(1)),
       key(TESSERA_KEY(model, dropout),
           "Sets every dropout rate of the model that is not set by its own key.", from_up_to(0, 1)),

@@ -1,4 +1,5 @@
 // Checks between keys and against the number of ranks.
+#include <fmt/format.h>
 #include <cstdlib>
 
 #include "cli/recipe.h"
@@ -15,32 +16,32 @@ void check(bool holds, const Recipe& recipe, const std::string& key,
        fmt::format(text, std::forward<Args>(args)...));
 }
 
-std::int64_t config_value(const Recipe& recipe, const char* name) {
+std::int64_t configured_number(const Recipe& recipe, const char* name) {
   return recipe.model.config.at(name).get<std::int64_t>();
 }
 
 void validate_gpt2(const Recipe& recipe) {
-  const std::int64_t width = config_value(recipe, "n_embd");
-  const std::int64_t heads = config_value(recipe, "n_head");
+  const std::int64_t width = configured_number(recipe, "n_embd");
+  const std::int64_t heads = configured_number(recipe, "n_head");
   check(width % heads == 0, recipe, "model.n_embd", "{} is not divisible by model.n_head {}", width,
         heads);
-  const std::int64_t positions = config_value(recipe, "n_positions");
+  const std::int64_t positions = configured_number(recipe, "n_positions");
   check(recipe.model.seq_len <= positions, recipe, "model.seq_len",
         "{} is more than the {} of model.n_positions", recipe.model.seq_len, positions);
 }
 
 void validate_llama(const Recipe& recipe) {
-  const std::int64_t width = config_value(recipe, "hidden_size");
-  const std::int64_t heads = config_value(recipe, "num_attention_heads");
-  const std::int64_t key_heads = config_value(recipe, "num_key_value_heads");
-  const std::int64_t head_size = config_value(recipe, "head_dim");
+  const std::int64_t width = configured_number(recipe, "hidden_size");
+  const std::int64_t heads = configured_number(recipe, "num_attention_heads");
+  const std::int64_t key_heads = configured_number(recipe, "num_key_value_heads");
+  const std::int64_t head_size = configured_number(recipe, "head_dim");
   check(width % heads == 0 || recipe.given.contains("model.head_dim"), recipe,
         "model.num_attention_heads", "{} does not divide model.hidden_size {}", heads, width);
   check(heads % key_heads == 0, recipe, "model.num_key_value_heads",
         "{} does not divide model.num_attention_heads {}", key_heads, heads);
   check(head_size % 2 == 0 && head_size > 0, recipe, "model.head_dim",
         "must be even for rotary positions, got {}", head_size);
-  const std::int64_t positions = config_value(recipe, "max_position_embeddings");
+  const std::int64_t positions = configured_number(recipe, "max_position_embeddings");
   check(recipe.model.seq_len <= positions, recipe, "model.seq_len",
         "{} is more than the {} of model.max_position_embeddings", recipe.model.seq_len, positions);
   const auto scaling = recipe.model.config.find("rope_scaling");
@@ -63,9 +64,9 @@ void validate_llama(const Recipe& recipe) {
 void validate_model(const Recipe& recipe) {
   if (recipe.model.pretrained) return;
   constexpr std::int64_t byte_tokens = 256;
-  check(config_value(recipe, "vocab_size") >= byte_tokens, recipe, "model.vocab_size",
+  check(configured_number(recipe, "vocab_size") >= byte_tokens, recipe, "model.vocab_size",
         "{} is less than the {} tokens of data.tokenizer: bytes",
-        config_value(recipe, "vocab_size"), byte_tokens);
+        configured_number(recipe, "vocab_size"), byte_tokens);
   if (recipe.model.architecture == "gpt2") {
     validate_gpt2(recipe);
   } else {

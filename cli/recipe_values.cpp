@@ -2,6 +2,7 @@
 // refused.
 #include "cli/recipe_values.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cctype>
 

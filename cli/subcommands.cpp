@@ -5,11 +5,11 @@ namespace tessera::cli {
 
 const std::vector<Subcommand>& subcommands() {
   static const std::vector<Subcommand> list = {
-      {"train", "Train a model from a recipe", add_train},
-      {"launch", "Start a program as N ranks on this machine", add_launch, true},
-      {"generate", "Continue a text, or write its logits", add_generate},
-      {"recipe", "Check a recipe and print all its values, or list the keys", add_recipe},
-      {"env", "Report versions, processor, memory and optional parts", add_environment},
+      {"train", "Train a model from a recipe", describe_train},
+      {"launch", "Start a program as N ranks on this machine", describe_launch, true},
+      {"generate", "Continue a text, or write its logits", describe_generate},
+      {"recipe", "Check a recipe and print all its values, or list the keys", describe_recipe},
+      {"env", "Report versions, processor, memory and optional parts", describe_environment},
   };
   return list;
 }

@@ -86,17 +86,22 @@ struct TrainCommand {
 
 }  // namespace
 
-void add_train(CLI::App& command, Invocation& invocation) {
+Command describe_train() {
   const auto options = std::make_shared<TrainCommand>();
-  command.add_option("recipe", options->file, "The recipe")->type_name("FILE")->required();
-  command
-      .add_option("--set", options->overrides, "Override a key, as in train.steps=100; repeatable")
-      ->type_name("KEY=VALUE")
-      ->allow_extra_args(false);
-  command.add_option("--device", options->device, "Where to compute; the same as train.device")
-      ->type_name("auto|cpu|cuda");
-  command.callback(
-      [options, &invocation] { invocation.action = [options] { return options->run(); }; });
+  return {.arguments = {{.name = "recipe",
+                         .target = &options->file,
+                         .help = "The recipe",
+                         .type = "FILE",
+                         .required = true},
+                        {.name = "--set",
+                         .target = &options->overrides,
+                         .help = "Override a key, as in train.steps=100; repeatable",
+                         .type = "KEY=VALUE"},
+                        {.name = "--device",
+                         .target = &options->device,
+                         .help = "Where to compute; the same as train.device",
+                         .type = "auto|cpu|cuda"}},
+          .run = [options](const std::vector<std::string>&) { return options->run(); }};
 }
 
 }  // namespace tessera::cli

@@ -1,6 +1,7 @@
 // Building a run, its steps, its evaluation.
 #include "cli/training_run.h"
 
+#include <fmt/format.h>
 #include <chrono>
 #include <cmath>
 #include <cstring>

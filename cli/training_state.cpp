@@ -1,5 +1,7 @@
 // What a run reads and writes: pretrained weights, checkpoints, the position in them.
+#include <fmt/format.h>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "checkpoint/collective.h"
 #include "checkpoint/file.h"
@@ -83,30 +85,28 @@ void TrainingRun::prepare_folder() {
 }
 
 void TrainingRun::load_checkpoint(const std::string& folder) {
-  const nlohmann::json scalars = load(context_, folder, *sharded_, *optimizer_);
-  const auto position = scalars.find("position");
-  const auto corpus = scalars.find("corpus");
-  TESSERA_CHECK(position != scalars.end() && position->is_object() && corpus != scalars.end(),
-                ErrorCode::checkpoint,
-                "{}: the manifest has no training position; it was not written by tessera train",
-                folder);
-  TESSERA_CHECK(*corpus == samples_->corpus().fingerprint(), ErrorCode::data,
+  const Scalars scalars = load(context_, folder, *sharded_, *optimizer_);
+  TESSERA_CHECK(
+      scalars.contains("position/steps") && scalars.contains("corpus"), ErrorCode::checkpoint,
+      "{}: the manifest has no training position; it was not written by tessera train", folder);
+  TESSERA_CHECK(scalars.get<std::uint64_t>("corpus") == samples_->corpus().fingerprint(),
+                ErrorCode::data,
                 "{}: {} is not the text that the run in {} was trained on, so its place in it is "
                 "lost; give the old "
                 "file, or start anew from the weights with model.pretrained",
                 where(recipe_, "data.train"), recipe_.data.train, folder);
-  TESSERA_CHECK(scalars.value("seq_len", std::int64_t{0}) == recipe_.model.seq_len &&
-                    scalars.value("seed", std::int64_t{0}) == recipe_.train.seed &&
-                    scalars.value("shuffle", false) == recipe_.data.shuffle,
+  TESSERA_CHECK(scalars.get<std::int64_t>("seq_len", 0) == recipe_.model.seq_len &&
+                    scalars.get<std::int64_t>("seed", 0) == recipe_.train.seed &&
+                    scalars.get<bool>("shuffle", false) == recipe_.data.shuffle,
                 ErrorCode::configuration,
                 "{}: the run there has model.seq_len {}, train.seed {} and data.shuffle {}; with "
                 "others the data order "
                 "would be another",
-                folder, scalars.value("seq_len", std::int64_t{0}),
-                scalars.value("seed", std::int64_t{0}), scalars.value("shuffle", false));
-  position_.steps = position->at("steps").get<std::int64_t>();
-  position_.micro_batches = position->at("micro_batches").get<std::int64_t>();
-  position_.samples = position->at("samples").get<std::int64_t>();
+                folder, scalars.get<std::int64_t>("seq_len", 0),
+                scalars.get<std::int64_t>("seed", 0), scalars.get<bool>("shuffle", false));
+  position_.steps = scalars.get<std::int64_t>("position/steps");
+  position_.micro_batches = scalars.get<std::int64_t>("position/micro_batches");
+  position_.samples = scalars.get<std::int64_t>("position/samples");
 }
 
 std::string TrainingRun::save() {
@@ -115,14 +115,13 @@ std::string TrainingRun::save() {
   options.type = recipe_.checkpoint.state_dict_type;
   options.model_dtype = recipe_.checkpoint.dtype;
   options.keep = static_cast<int>(recipe_.checkpoint.keep);
-  options.scalars = {{"position",
-                      {{"steps", position_.steps},
-                       {"micro_batches", position_.micro_batches},
-                       {"samples", position_.samples}}},
-                     {"corpus", samples_->corpus().fingerprint()},
-                     {"seq_len", recipe_.model.seq_len},
-                     {"seed", recipe_.train.seed},
-                     {"shuffle", recipe_.data.shuffle}};
+  options.scalars.set("position/steps", position_.steps)
+      .set("position/micro_batches", position_.micro_batches)
+      .set("position/samples", position_.samples)
+      .set("corpus", samples_->corpus().fingerprint())
+      .set("seq_len", recipe_.model.seq_len)
+      .set("seed", recipe_.train.seed)
+      .set("shuffle", recipe_.data.shuffle);
   options.files["config.json"] = model_->config(recipe_.checkpoint.dtype).dump(2) + "\n";
   options.files["recipe.json"] = to_json(recipe_).dump(2) + "\n";
   return tessera::save(context_, *recipe_.checkpoint.dir, *sharded_, *optimizer_, options).string();

@@ -1,6 +1,7 @@
 // Builds the tree from yaml-cpp's events, refusing what is not wanted as it comes by.
 #include "cli/yaml_tree.h"
 
+#include <fmt/format.h>
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/exceptions.h>
 #include <yaml-cpp/mark.h>

@@ -13,6 +13,7 @@ target_compile_options(tessera_cuda_kernels PRIVATE
   -std=c++20 --expt-relaxed-constexpr -Werror=all-warnings -Xcompiler=-Wall,-Wextra
   -Xptxas=-Werror,-warn-spills,-warn-lmem-usage)
 
+tessera_together(tessera_cuda_host_sources cuda_host 8)
 add_library(tessera_cuda_host OBJECT ${tessera_cuda_host_sources})
 tessera_library_usage(tessera_cuda_host)
 target_include_directories(tessera_cuda_host SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})

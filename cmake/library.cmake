@@ -1,10 +1,11 @@
 # The library, one static archive of all floors below bench and cli.
 #
-# What does not depend on the kind of build is compiled once (tessera_core). Two archives hold it: `tessera`, with the
-# CUDA device or with the sources that say it is absent, and for the tests `tessera_emulated`, whose CUDA device runs on
-# the emulator (emulator/CMakeLists.txt).
+# What does not depend on the kind of device is compiled once (tessera_kernels, tessera_core). Two archives hold it:
+# `tessera`, with the CUDA device or with the sources that say it is absent, and for the tests `tessera_emulated`, whose
+# CUDA device runs on the emulator (emulator/CMakeLists.txt).
+file(GLOB_RECURSE tessera_kernel_sources CONFIGURE_DEPENDS
+     ${PROJECT_SOURCE_DIR}/kernels/base/*.cpp ${PROJECT_SOURCE_DIR}/kernels/cpu/*.cpp)
 file(GLOB_RECURSE tessera_core_sources CONFIGURE_DEPENDS
-     ${PROJECT_SOURCE_DIR}/kernels/base/*.cpp ${PROJECT_SOURCE_DIR}/kernels/cpu/*.cpp
      ${PROJECT_SOURCE_DIR}/engine/*.cpp ${PROJECT_SOURCE_DIR}/sharding/*.cpp
      ${PROJECT_SOURCE_DIR}/checkpoint/*.cpp ${PROJECT_SOURCE_DIR}/models/*.cpp)
 file(GLOB_RECURSE tessera_cuda_sources CONFIGURE_DEPENDS
@@ -21,10 +22,13 @@ target_compile_options(tessera_settings INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -fno-math-errno>
   $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${TESSERA_WERROR}>>:-Werror>)
+# Targets say by this property what they need other than the build type's optimisation; it comes last.
+target_compile_options(tessera_settings INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:$<TARGET_PROPERTY:TESSERA_OPTIMISATION>>)
 if(TESSERA_SANITIZE)
   # The first report ends the program: nothing is printed and then forgotten.
   target_compile_options(tessera_settings INTERFACE
-    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${TESSERA_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1 -O1>)
+    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${TESSERA_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1>)
   target_compile_definitions(tessera_settings INTERFACE _GLIBCXX_ASSERTIONS)
   target_link_options(tessera_settings INTERFACE -fsanitize=${TESSERA_SANITIZE})
   find_program(TESSERA_LLD ld.lld)
@@ -36,10 +40,6 @@ if(TESSERA_SANITIZE)
     target_compile_options(tessera_settings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=haswell>)
     target_compile_definitions(tessera_settings INTERFACE HWY_COMPILE_ONLY_STATIC)
   endif()
-  # What computes little is compiled in half the time.
-  file(GLOB_RECURSE tessera_unoptimised ${PROJECT_SOURCE_DIR}/engine/*.cpp ${PROJECT_SOURCE_DIR}/sharding/*.cpp
-       ${PROJECT_SOURCE_DIR}/checkpoint/*.cpp ${PROJECT_SOURCE_DIR}/models/*.cpp)
-  set_source_files_properties(${tessera_unoptimised} PROPERTIES COMPILE_OPTIONS -O0)
 endif()
 
 # What users of either archive need as well.
@@ -55,10 +55,17 @@ function(tessera_library_usage target)
             $<BUILD_INTERFACE:Eigen3::Eigen> ${CMAKE_DL_LIBS})
 endfunction()
 
+add_library(tessera_kernels OBJECT ${tessera_kernel_sources})
+tessera_library_usage(tessera_kernels)
+tessera_together(tessera_core_sources core 8)
 add_library(tessera_core OBJECT ${tessera_core_sources})
 tessera_library_usage(tessera_core)
+if(TESSERA_SANITIZE)
+  set_target_properties(tessera_kernels PROPERTIES TESSERA_OPTIMISATION -O1)
+  set_target_properties(tessera_core PROPERTIES TESSERA_OPTIMISATION -O0)  # it computes little
+endif()
 
-add_library(tessera STATIC $<TARGET_OBJECTS:tessera_core>)
+add_library(tessera STATIC $<TARGET_OBJECTS:tessera_kernels> $<TARGET_OBJECTS:tessera_core>)
 add_library(Tessera::tessera ALIAS tessera)
 tessera_library_usage(tessera)
 set_target_properties(tessera PROPERTIES EXPORT_NAME tessera)

@@ -1,6 +1,7 @@
 // The table of backends, and devices by name.
 #include "engine/backend.h"
 
+#include <fmt/format.h>
 #include <charconv>
 
 #include "engine/cpu/backend.h"

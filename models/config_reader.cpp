@@ -2,6 +2,7 @@
 #include "models/config_reader.h"
 
 #include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -2,8 +2,9 @@
 // Error(configuration) that names the source, the key, the value and what is wanted.
 #pragma once
 
+#include <fmt/format.h>
 #include <cstdint>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>

@@ -2,6 +2,7 @@
 #include "models/gpt2.h"
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "kernels/base/error.h"
@@ -116,6 +117,10 @@ HuggingFaceNames GPT2LMHeadModel::hugging_face_names() const {
   names.ignored = {R"(^(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)$)"};
   if (config_.tie_word_embeddings) names.ignored.emplace_back(R"(^lm_head\.weight$)");
   return names;
+}
+
+nlohmann::json GPT2LMHeadModel::config(DType weights) const {
+  return config_.to_json(weights);
 }
 
 }  // namespace tessera::models

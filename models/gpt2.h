@@ -76,9 +76,7 @@ class GPT2LMHeadModel : public LanguageModel {
   explicit GPT2LMHeadModel(Gpt2Config config);
   Tensor forward(const Tensor& ids) override;
 
-  [[nodiscard]] nlohmann::json config(DType weights = float32) const override {
-    return config_.to_json(weights);
-  }
+  [[nodiscard]] nlohmann::json config(DType weights = float32) const override;
   [[nodiscard]] HuggingFaceNames hugging_face_names() const override;
   [[nodiscard]] std::string layer_class() const override { return "GPT2Block"; }
   [[nodiscard]] std::int64_t vocabulary() const override { return config_.vocab_size; }

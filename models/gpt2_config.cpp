@@ -2,6 +2,7 @@
 #include "models/gpt2_config.h"
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "models/config_reader.h"
 

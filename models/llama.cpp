@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <nlohmann/json.hpp>
 
 #include "kernels/base/error.h"
 
@@ -126,6 +127,10 @@ HuggingFaceNames LlamaForCausalLM::hugging_face_names() const {
   names.ignored = {R"(^(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq$)"};
   if (config_.tie_word_embeddings) names.ignored.emplace_back(R"(^lm_head\.weight$)");
   return names;
+}
+
+nlohmann::json LlamaForCausalLM::config(DType weights) const {
+  return config_.to_json(weights);
 }
 
 }  // namespace tessera::models

@@ -1,6 +1,8 @@
 // Llama's config.json.
 #include "models/llama_config.h"
 
+#include <nlohmann/json.hpp>
+
 #include "models/config_reader.h"
 
 namespace tessera::models {

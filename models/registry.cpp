@@ -2,6 +2,7 @@
 #include "models/registry.h"
 
 #include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
 
 #include "models/config_reader.h"
 #include "models/gpt2.h"

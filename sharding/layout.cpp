@@ -11,8 +11,7 @@ namespace {
 // Elements: a block of kernels::SumOfSquares, so that no shard boundary cuts one and a gradient's
 // norm does not depend on the cuts.
 constexpr std::int64_t parameter_alignment = 32;
-constexpr std::size_t segment_alignment = 256;    // bytes; also a share's granule
-constexpr std::int64_t gradient_alignment = 128;  // elements: 256 bytes at 16 bits
+constexpr std::size_t segment_alignment = 256;  // bytes; also a share's granule
 
 template <class T>
 T round_up(T value, T unit) {

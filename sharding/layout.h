@@ -17,6 +17,10 @@
 
 namespace tessera {
 
+// In the buffer of gradients a segment begins at a multiple of this many elements: 256 bytes at 16
+// bits.
+inline constexpr std::int64_t gradient_alignment = 128;
+
 struct ParameterSpec {
   std::string name;
   Shape shape;

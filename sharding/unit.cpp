@@ -10,8 +10,6 @@
 namespace tessera {
 namespace {
 
-constexpr std::int64_t gradient_alignment = 128;  // elements, as in the layout
-
 DType sum_dtype(const UnitLayout& layout) {
   const bool fp64 =
       std::any_of(layout.slots().begin(), layout.slots().end(), [](const UnitLayout::Slot& slot) {

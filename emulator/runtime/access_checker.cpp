@@ -1,6 +1,8 @@
 // Vector clocks over the calls of the runtime.
 #include "emulator/runtime/access_checker.h"
 
+#include <fmt/format.h>
+
 #include "emulator/runtime/checker.h"
 #include "emulator/runtime/report.h"
 #include "emulator/runtime/runtime.h"

@@ -1,5 +1,6 @@
 // The cuda* functions of devices, versions, kernels' attributes and the profiler.
 #include <cuda_profiler_api.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstring>

@@ -1,6 +1,8 @@
 // Adding to a stream, and running its first operation.
 #include "emulator/runtime/stream.h"
 
+#include <fmt/format.h>
+
 #include "emulator/runtime/executor.h"
 #include "emulator/runtime/parking.h"
 #include "emulator/runtime/report.h"

@@ -54,7 +54,7 @@ std::size_t page_bytes() {
 
 // The context that the running one was entered from; each OS thread runs its own contexts.
 thread_local Context* previous = nullptr;
-thread_local Context* running = nullptr;
+thread_local Context* running_context = nullptr;
 
 }  // namespace
 
@@ -89,8 +89,8 @@ Context::Context(void (*entry)(), [[maybe_unused]] Identity identity)
   auto* top = reinterpret_cast<std::uintptr_t*>(mapping_ + guard + usable_stack);
   *--top = 0;
   *--top = reinterpret_cast<std::uintptr_t>(+[] {
-    running->finish_switch();
-    running->entry_();
+    running_context->finish_switch();
+    running_context->entry_();
   });
   for (int i = 0; i < 6; ++i) *--top = 0;
   stack_pointer_ = top;
@@ -102,8 +102,8 @@ Context::Context(void (*entry)(), [[maybe_unused]] Identity identity)
   makecontext(
       &native_,
       +[] {
-        running->finish_switch();
-        running->entry_();
+        running_context->finish_switch();
+        running_context->entry_();
       },
       0);
 #endif
@@ -143,7 +143,7 @@ void Context::switch_to(Context& to) {
 
 void Context::begin([[maybe_unused]] Context& to, [[maybe_unused]] void** fake_stack) {
   previous = this;
-  running = &to;
+  running_context = &to;
 #if defined(TESSERA_EMULATOR_ADDRESS)
   __sanitizer_start_switch_fiber(fake_stack, to.stack_, to.stack_bytes_);
 #endif

@@ -2,6 +2,7 @@
 #include "engine/cuda/arena.h"
 
 #include <cuda_runtime_api.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 

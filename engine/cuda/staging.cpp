@@ -7,7 +7,7 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr std::size_t alignment = 256;
+constexpr std::size_t part_alignment = 256;
 
 }  // namespace
 
@@ -28,7 +28,7 @@ std::byte* StagingRing::take(std::size_t bytes) {
     next_ = 0;
   }
   const std::size_t begin = next_;
-  const std::size_t end = begin + (bytes + alignment - 1) / alignment * alignment;
+  const std::size_t end = begin + (bytes + part_alignment - 1) / part_alignment * part_alignment;
   while (!parts_.empty() && parts_.front().point && parts_.front().point->reached()) {
     parts_.pop_front();
   }

@@ -2,11 +2,14 @@
 // Message form: what went wrong, where (file, tensor, rank, call), and the way out.
 #pragma once
 
-#include <fmt/format.h>
+#if __has_include(<fmt/base.h>)
+#include <fmt/base.h>  // fmt 11 and newer
+#else
+#include <fmt/core.h>
+#endif
 
 #include <stdexcept>
 #include <string>
-#include <utility>
 
 namespace tessera {
 
@@ -31,15 +34,18 @@ class Error : public std::runtime_error {
   ErrorCode code_;
 };
 
+[[noreturn]] void fail_with(ErrorCode code, fmt::string_view format, fmt::format_args args);
+[[noreturn]] void misuse_with(fmt::string_view format, fmt::format_args args);
+
 template <class... Args>
 [[noreturn]] void fail(ErrorCode code, fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(code, fmt::format(format, std::forward<Args>(args)...));
+  fail_with(code, format, fmt::make_format_args(args...));
 }
 
 // Misuse of the C++ API (wrong order of calls, wrong shapes) is a std::logic_error.
 template <class... Args>
 [[noreturn]] void misuse(fmt::format_string<Args...> format, Args&&... args) {
-  throw std::logic_error(fmt::format(format, std::forward<Args>(args)...));
+  misuse_with(format, fmt::make_format_args(args...));
 }
 
 // Prefixes a failed system call with the call's text and errno's name and meaning.

@@ -4,27 +4,13 @@
 // overflows where the function has a value.
 #pragma once
 
-#include <cmath>
 #include <type_traits>
 
 #include "kernels/cuda/arithmetic.h"
 #include "kernels/cuda/gpu.h"
+#include "kernels/cuda/math.h"
 
 namespace tessera::kernels::cuda {
-
-// One name for the functions of both types.
-#define TESSERA_DEVICE_FUNCTION(name, float_function, double_function) \
-  __device__ __forceinline__ float name(float x) {                     \
-    return float_function(x);                                          \
-  }                                                                    \
-  __device__ __forceinline__ double name(double x) {                   \
-    return double_function(x);                                         \
-  }
-TESSERA_DEVICE_FUNCTION(exponential, expf, exp)
-TESSERA_DEVICE_FUNCTION(logarithm, logf, log)
-TESSERA_DEVICE_FUNCTION(hyperbolic_tangent, tanhf, tanh)
-TESSERA_DEVICE_FUNCTION(error_complement, erfcf, erfc)
-#undef TESSERA_DEVICE_FUNCTION
 
 // x kept within [-limit, limit]; NaN passes, which fminf would drop.
 template <class C>

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kernels/cuda/attention_tiles.h"
+#include "kernels/cuda/math.h"
 
 namespace tessera::kernels::cuda::general {
 
@@ -173,14 +174,6 @@ __device__ __forceinline__ std::uint32_t kept_scores(const AttentionShape& shape
   const std::uint64_t draw = first_draw(shape, batch, head, query) +
                              static_cast<std::uint64_t>(first_key + of_thread * column());
   return kept_bits<of_thread>(shape.key, draw, threshold);
-}
-
-// e^x, in x's precision.
-__device__ __forceinline__ float exponential(float x) {
-  return expf(x);
-}
-__device__ __forceinline__ double exponential(double x) {
-  return exp(x);
 }
 
 inline std::int64_t panels_of(const AttentionShape& shape) {

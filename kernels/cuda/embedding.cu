@@ -10,7 +10,7 @@ namespace tessera::kernels::cuda {
 namespace {
 
 constexpr int copy_warps = 8;
-constexpr int sum_threads = 128;
+constexpr int row_sum_threads = 128;
 
 // out[r] = table[ids[r]], rows of `units` Units (16 bytes, or one element). A warp copies a row. An
 // id out of range is reported and gives zeroes. Bytes: read the rows of the table, write out.
@@ -47,17 +47,17 @@ void copy_rows(const EmbeddingForward& a, const Indices& ids, Context& context) 
 }
 
 // dtable[id] (+)= the sum over the id's rows of dout[row], one after the other, rounded once. A
-// block takes up to sum_threads groups of columns of an id. Bytes: read dout, write dtable (read it
-// too, where ids point, to accumulate).
+// block takes up to row_sum_threads groups of columns of an id. Bytes: read dout, write dtable
+// (read it too, where ids point, to accumulate).
 template <class T>
-__global__ void __launch_bounds__(sum_threads)
+__global__ void __launch_bounds__(row_sum_threads)
     embedding_backward_kernel(GroupAccess<T> access, RowsById order, const T* dout, T* dtable,
                               bool accumulate) {
   using C = Compute<T>;
   constexpr int width = Vector<T>::size;
   const std::int64_t id = blockIdx.x;
   const std::int64_t first =
-      (static_cast<std::int64_t>(blockIdx.y) * sum_threads + threadIdx.x) * width;
+      (static_cast<std::int64_t>(blockIdx.y) * row_sum_threads + threadIdx.x) * width;
   if (first >= access.n) return;
   const std::int64_t begin = order.start[id];
   const std::int64_t end = order.start[id + 1];
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(sum_threads)
 
 template <class T>
 void sum_rows_of_ids(const EmbeddingBackward& a, const RowsById& order, Context& context) {
-  constexpr std::int64_t block_columns = sum_threads * Vector<T>::size;
+  constexpr std::int64_t block_columns = row_sum_threads * Vector<T>::size;
   const dim3 grid{static_cast<unsigned>(a.entries),
                   static_cast<unsigned>((a.dim + block_columns - 1) / block_columns)};
   const std::int64_t row_bytes = a.dim * static_cast<std::int64_t>(sizeof(T));
@@ -89,7 +89,7 @@ void sum_rows_of_ids(const EmbeddingBackward& a, const RowsById& order, Context&
           {a.rows, a.entries, a.dim},
           {reads(order.rows, a.rows * 4), reads(order.start, (a.entries + 1) * 4),
            reads(a.dout, a.rows * row_bytes), writes(a.dtable, a.entries * row_bytes)}},
-         {grid, sum_threads}, embedding_backward_kernel<T>,
+         {grid, row_sum_threads}, embedding_backward_kernel<T>,
          group_access<T>(a.dim, a.dout, a.dtable), order, static_cast<const T*>(a.dout),
          static_cast<T*>(a.dtable), a.accumulate);
 }

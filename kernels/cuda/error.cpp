@@ -1,6 +1,7 @@
 // Messages of failed CUDA calls and launches.
 #include "kernels/cuda/error.h"
 
+#include <fmt/format.h>
 #include <string>
 
 #include "kernels/base/error.h"

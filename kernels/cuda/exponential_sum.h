@@ -1,26 +1,13 @@
 // The sum of exponentials of a row in one pass over it, shared by softmax and cross-entropy.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 #include "kernels/cuda/block_reduce.h"
+#include "kernels/cuda/math.h"
 #include "kernels/cuda/row.h"
 
 namespace tessera::kernels::cuda {
-
-__device__ __forceinline__ float exponential(float x) {
-  return expf(x);
-}
-__device__ __forceinline__ double exponential(double x) {
-  return exp(x);
-}
-__device__ __forceinline__ float logarithm(float x) {
-  return logf(x);
-}
-__device__ __forceinline__ double logarithm(double x) {
-  return log(x);
-}
 
 template <class C>
 __device__ __forceinline__ bool is_finite(C value) {

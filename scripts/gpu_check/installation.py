@@ -21,6 +21,7 @@ class Installation:
     def __init__(self, folders, *, emulated, products, library_folders=(), head=None, data=None):
         self.folders = folders  # with programs
         self.emulated = emulated
+        self.tests = "cuda_tests" if emulated else "gpu_tests"
         self.products = products  # who is to compute matrix products: "cublas" or "own"
         self.head = head or {}
         self.data = data  # a folder with files beside the programs: peers
@@ -57,7 +58,7 @@ class Installation:
     @classmethod
     def of_build(cls, root, *, emulated, products):
         build = os.path.join(root, "build")
-        folders = ["emulated"] if emulated else ["", "tests", "bench"]
+        folders = ["emulated", "tests"] if emulated else ["", "tests", "bench"]
         made = cls([os.path.join(build, folder) for folder in folders], emulated=emulated, products=products,
                    data=os.path.join(root, "bench"), head={"commit": commit_of(root)})
         problem = made.why_it_does_not_start()

@@ -125,7 +125,7 @@ def sanitizers(check):
     tool = next(filter(None, map(shutil.which, places)), None)
     if tool is None:
         raise NotRun("compute-sanitizer is not here")
-    program = check.installation.program("gpu_tests")
+    program = check.installation.program(check.installation.tests)
     # Whatever the tool says of a clean kernel on a machine where it works, it ends with its summary.
     tried = check.commands.run([tool, program, "fill_test", "--gtest_brief=1"], min(40, check.left()))
     if "ERROR SUMMARY" not in tried.output:

@@ -31,9 +31,9 @@ def device(check):
 
 def files_of(check):
     """The files of the test program; on the emulator, few of them."""
-    done = check.commands.run([check.installation.program("gpu_tests"), "--files"], 30)
+    done = check.commands.run([check.installation.program(check.installation.tests), "--files"], 30)
     if done.status != 0:
-        check.row("gpu_tests", FAILED, done.last_line(), output=done.output)
+        check.row(check.installation.tests, FAILED, done.last_line(), output=done.output)
         return []
     files = done.output.split()
     return [file for file in files if file in ON_THE_EMULATOR] if check.installation.emulated else files
@@ -54,8 +54,9 @@ def test_file(check, file, folder):
     if check.installation.emulated:
         variables.update(TESSERA_CUDA_MEMORY="0.9", TESSERA_EMULATOR_CHECK="halt",
                          TESSERA_EMULATOR_MEMORY=EMULATED_MEMORY)
-    done = check.command(file, [check.installation.program("gpu_tests"), file, "--gtest_brief=1",
-                                f"--gtest_output=json:{result}"], LIMIT_SECONDS, variables, silent=True)
+    command = [check.installation.program(check.installation.tests), file, "--gtest_brief=1",
+               f"--gtest_output=json:{result}"]
+    done = check.command(file, command, LIMIT_SECONDS, variables, silent=True)
     if done is None or done.status != 0:
         return
     with open(result, encoding="utf-8") as text:

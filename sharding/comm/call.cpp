@@ -1,6 +1,7 @@
 // Names and descriptions of collectives.
 #include "sharding/comm/call.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 
 #include "kernels/base/error.h"

@@ -1,6 +1,7 @@
 // Meetings of a group's ranks, and the watch over those that do not come.
 #include "sharding/comm/group.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <exception>
 #include <new>

@@ -1,6 +1,7 @@
 // Encoding of the rendezvous' messages.
 #include "sharding/comm/handshake.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <array>
 #include <cerrno>

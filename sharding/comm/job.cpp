@@ -1,6 +1,7 @@
 // The job's shared block and its failure record.
 #include "sharding/comm/job.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>

@@ -1,6 +1,7 @@
 // Exchange of messages in as many rounds as the longest one needs.
 #include "sharding/comm/messages.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <charconv>
 

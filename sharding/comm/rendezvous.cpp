@@ -1,6 +1,7 @@
 // Rank 0's table of who has come, and the other ranks' way to it.
 #include "sharding/comm/rendezvous.h"
 
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/syscall.h>
 

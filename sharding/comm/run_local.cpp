@@ -1,4 +1,5 @@
 // Ranks as threads of this process.
+#include <fmt/format.h>
 #include <algorithm>
 #include <cstdlib>
 #include <exception>

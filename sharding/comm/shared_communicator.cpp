@@ -1,6 +1,7 @@
 // Collectives over memory that all ranks see.
 #include "sharding/comm/shared_communicator.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <array>
 #include <charconv>

@@ -1,5 +1,6 @@
 // A save that fails, dies or loses power at any of its system calls: the old checkpoint stays,
 // find_latest gives the old or the new one, and the next save works.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
@@ -72,7 +73,7 @@ class SaveFaults : public ::testing::TestWithParam<Scenario> {
     const auto found = find_latest_alone(dir());
     EXPECT_TRUE(found.has_value());
     if (!found) return -1;
-    const int version = read_scalars(found->path).at("step").get<int>();
+    const int version = static_cast<int>(read_scalars(found->path).get<std::int64_t>("step"));
     EXPECT_TRUE(version == 1 || version == 2 || (GetParam().no_exchange && version == 0));
     expect_version(found->path, version);
     return version;

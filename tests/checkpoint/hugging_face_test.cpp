@@ -1,5 +1,6 @@
 // Plain Hugging Face folders: one file, numbered files with an index, and every index that lies.
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <numeric>
 

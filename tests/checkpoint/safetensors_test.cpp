@@ -2,6 +2,7 @@
 // refuse.
 #include "checkpoint/safetensors.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <sys/stat.h>

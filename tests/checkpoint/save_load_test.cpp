@@ -197,10 +197,10 @@ TEST(SaveLoad, RefusesElementsThatAreMissingOrTwice) {
                   }),
                   "rank 1 and rank 0 do not agree on the model tensors"));
   EXPECT_TRUE(has(attempt([](int rank, State& state) {
-                    if (rank == 1) state.scalars["step"] = 17;
+                    if (rank == 1) state.scalars.set("step", 17);
                   }),
                   "do not agree on the scalars"));
-  EXPECT_TRUE(has(attempt([](int, State& state) { state.scalars["best"] = INFINITY; }),
+  EXPECT_TRUE(has(attempt([](int, State& state) { state.scalars.set("best", INFINITY); }),
                   "scalar '/best' is inf"));
   EXPECT_TRUE(has(attempt([](int rank, State& state) {
                     if (rank == 1) state.model[4].pieces[0].count = 1000;

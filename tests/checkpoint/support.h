@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 #include <unistd.h>
+#include <nlohmann/json.hpp>
 
 #include <cstdlib>
 #include <cstring>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/scalars_json.h"
 #include "kernels/base/error.h"
 #include "kernels/base/low_precision.h"
 #include "sharding/comm/world.h"
@@ -173,8 +175,9 @@ inline std::vector<TensorPlan> optimizer_plans() {
           {"bias.exp_avg", DType::float32, {129}}};
 }
 
-inline nlohmann::json scalars_of(int version) {
-  return {{"step", version}, {"loss_scale", 65536.5}, {"rng", {1, 2, version}}, {"name", "ü"}};
+inline Scalars scalars_of(int version) {
+  return to_scalars(
+      {{"step", version}, {"loss_scale", 65536.5}, {"rng", {1, 2, version}}, {"name", "ü"}});
 }
 
 // A state of `version` (filled) or one to load into (filled = false: 0xEE everywhere).

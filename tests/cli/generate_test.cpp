@@ -1,6 +1,7 @@
 // `tessera generate`: the same text from every kind of folder, draws that can be repeated, logits.
 #include <cstring>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "tests/cli/training_testing.h"
 

@@ -2,6 +2,7 @@
 #include "cli/recipe.h"
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <cstdlib>
 #include <filesystem>

@@ -3,6 +3,8 @@
 
 #include "tests/cli/training_testing.h"
 
+#include <nlohmann/json.hpp>
+
 namespace tessera::testing {
 
 inline std::vector<int> divisors(int world) {

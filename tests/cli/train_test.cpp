@@ -1,6 +1,7 @@
 // `tessera train`: it learns, and its metrics say what happened.
 #include <cmath>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "tests/cli/training_testing.h"
 

@@ -15,7 +15,7 @@ Arrays gradients_of(const AttentionProblem& problem) {
   return run_on_device(problem, AttentionRun::backward).gradients;
 }
 
-void expect_right(const AttentionProblem& problem) {
+void expect_backward(const AttentionProblem& problem) {
   SCOPED_TRACE(problem.text());
   const DType dtype = problem.dtype();
   const Arrays exact = problem.formula(float64, float64, true).gradients;
@@ -36,7 +36,7 @@ class AttentionBackwardTest : public ::testing::TestWithParam<DType> {};
 
 TEST_P(AttentionBackwardTest, EveryShape) {
   for (const AttentionCase& sizes : attention_cases) {
-    for (const bool causal : {false, true}) expect_right({sizes, causal, GetParam()});
+    for (const bool causal : {false, true}) expect_backward({sizes, causal, GetParam()});
   }
 }
 

@@ -15,7 +15,7 @@ AttentionResults forward(const AttentionProblem& problem) {
   return run_on_device(problem, AttentionRun::forward);
 }
 
-void expect_right(const AttentionProblem& problem) {
+void expect_forward(const AttentionProblem& problem) {
   SCOPED_TRACE(problem.text());
   const DType dtype = problem.dtype();
   const AttentionResults exact = problem.formula(float64, float64, false);
@@ -34,7 +34,7 @@ class AttentionForwardTest : public ::testing::TestWithParam<DType> {};
 
 TEST_P(AttentionForwardTest, EveryShape) {
   for (const AttentionCase& sizes : attention_cases) {
-    for (const bool causal : {false, true}) expect_right({sizes, causal, GetParam()});
+    for (const bool causal : {false, true}) expect_forward({sizes, causal, GetParam()});
   }
 }
 

@@ -22,12 +22,12 @@ constexpr NamedOp all_ops[] = {{BinaryOp::add, "add"},
                                {BinaryOp::multiply, "multiply"},
                                {BinaryOp::divide, "divide"}};
 
-struct Shape {
+struct BroadcastCase {
   std::int64_t outer, inner;
   std::size_t a_offset = 0, b_offset = 0, out_offset = 0;
 };
 
-void check(const NamedOp& op, DType dtype, const Shape& s) {
+void check(const NamedOp& op, DType dtype, const BroadcastCase& s) {
   const auto n = static_cast<std::size_t>(s.outer * s.inner);
   MirroredArray a(random_values(n, dtype, 1), dtype, s.a_offset);
   MirroredArray b(random_values(static_cast<std::size_t>(s.inner), dtype, 2), dtype, s.b_offset);
@@ -40,7 +40,7 @@ void check(const NamedOp& op, DType dtype, const Shape& s) {
 }
 
 TEST(CudaBinary, EveryShape) {
-  const Shape shapes[] = {
+  const BroadcastCase shapes[] = {
       {1, 1003},          // the same shape
       {1, 75, 1, 1, 1},   // off a vector boundary together
       {1, 75, 1, 2, 0},   // apart
@@ -58,7 +58,7 @@ TEST(CudaBinary, EveryShape) {
   };
   for (const NamedOp& op : all_ops) {
     for (const DType dtype : floating_dtypes) {
-      for (const Shape& shape : shapes) check(op, dtype, shape);
+      for (const BroadcastCase& shape : shapes) check(op, dtype, shape);
     }
   }
 }

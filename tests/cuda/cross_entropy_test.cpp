@@ -16,18 +16,19 @@ using kernels::CrossEntropyBackward;
 using kernels::CrossEntropyForward;
 using kernels::cuda::Fault;
 
-struct Case {
+struct CrossEntropyCase {
   std::int64_t rows, vocabulary;
   std::int64_t padding = 0;
   std::size_t offset = 0, gradient_offset = 0;
 };
 // A warp, 128 and 512 threads a row; rows on and off vector boundaries.
-const std::vector<Case> cases = {{4, 1},        {7, 31, 3},         {3, 64}, {3, 77, 0, 1, 1},
-                                 {3, 77, 3, 1}, {2, 1021, 3, 1, 1}, {0, 8},  {1, 9001}};
+const std::vector<CrossEntropyCase> cases = {{4, 1},           {7, 31, 3},    {3, 64},
+                                             {3, 77, 0, 1, 1}, {3, 77, 3, 1}, {2, 1021, 3, 1, 1},
+                                             {0, 8},           {1, 9001}};
 constexpr std::int64_t ignore = -100;
 
 // Every third row is ignored.
-std::vector<double> targets_of(const Case& c) {
+std::vector<double> targets_of(const CrossEntropyCase& c) {
   std::vector<double> targets;
   for (std::int64_t row = 0; row < c.rows; ++row) {
     targets.push_back(row % 3 == 2 ? ignore : static_cast<double>((row * 17 + 5) % c.vocabulary));
@@ -35,7 +36,7 @@ std::vector<double> targets_of(const Case& c) {
   return targets;
 }
 
-void check(const Case& c, DType dtype, DType target_dtype) {
+void check(const CrossEntropyCase& c, DType dtype, DType target_dtype) {
   SCOPED_TRACE(fmt::format("{} x {} {}", c.rows, c.vocabulary, name_of(dtype)));
   const std::int64_t stride = c.vocabulary + c.padding;
   const auto n = static_cast<std::size_t>(c.rows * stride);
@@ -75,7 +76,7 @@ void check(const Case& c, DType dtype, DType target_dtype) {
 }
 
 TEST(CudaCrossEntropy, MatchesFp64) {
-  for (const Case& c : cases) {
+  for (const CrossEntropyCase& c : cases) {
     for (const DType dtype : floating_dtypes) check(c, dtype, c.padding > 0 ? int32 : int64);
   }
 }

@@ -13,15 +13,15 @@ namespace {
 
 using kernels::cuda::Fault;
 
-struct Case {
+struct EmbeddingCase {
   std::int64_t rows, entries, dim;
   std::size_t offset = 0;
 };
 // One pass of the sort and two, one tile of rows and several, an id that takes half of the rows.
-const std::vector<Case> cases = {{40, 9, 16}, {40, 9, 13, 1}, {7, 260, 24}, {0, 5, 8},
-                                 {3, 1, 1},   {20, 4, 0},     {64, 5, 8, 1}};
+const std::vector<EmbeddingCase> embedding_cases = {
+    {40, 9, 16}, {40, 9, 13, 1}, {7, 260, 24}, {0, 5, 8}, {3, 1, 1}, {20, 4, 0}, {64, 5, 8, 1}};
 
-std::vector<double> ids_of(const Case& c) {
+std::vector<double> ids_of(const EmbeddingCase& c) {
   std::mt19937 random(301);
   std::vector<double> ids;
   for (std::int64_t row = 0; row < c.rows; ++row) {
@@ -35,7 +35,7 @@ std::vector<double> values_of(std::int64_t rows, std::int64_t dim, DType dtype, 
   return random_values(static_cast<std::size_t>(rows * dim), dtype, seed);
 }
 
-void check_forward(const Case& c, DType dtype, DType id_dtype) {
+void check_forward(const EmbeddingCase& c, DType dtype, DType id_dtype) {
   MirroredArray ids(ids_of(c), id_dtype);
   MirroredArray table(values_of(c.entries, c.dim, dtype, 1), dtype, c.offset);
   MirroredArray out(values_of(c.rows, c.dim, dtype, 2), dtype, c.offset);
@@ -49,7 +49,7 @@ void check_forward(const Case& c, DType dtype, DType id_dtype) {
   EXPECT_EQ(context.read_fault().kind, Fault::none);
 }
 
-void check_backward(const Case& c, DType dtype, DType id_dtype, bool accumulate) {
+void check_backward(const EmbeddingCase& c, DType dtype, DType id_dtype, bool accumulate) {
   MirroredArray ids(ids_of(c), id_dtype);
   MirroredArray dout(values_of(c.rows, c.dim, dtype, 3), dtype, c.offset);
   MirroredArray dtable(values_of(c.entries, c.dim, dtype, 4), dtype, c.offset);
@@ -64,7 +64,7 @@ void check_backward(const Case& c, DType dtype, DType id_dtype, bool accumulate)
 }
 
 TEST(CudaEmbedding, Forward) {
-  for (const Case& c : cases) {
+  for (const EmbeddingCase& c : embedding_cases) {
     for (const DType dtype : floating_dtypes) {
       for (const DType id_dtype : {int32, int64}) check_forward(c, dtype, id_dtype);
     }
@@ -72,7 +72,7 @@ TEST(CudaEmbedding, Forward) {
 }
 
 TEST(CudaEmbedding, Backward) {
-  for (const Case& c : cases) {
+  for (const EmbeddingCase& c : embedding_cases) {
     SCOPED_TRACE(std::to_string(c.rows) + " rows of " + std::to_string(c.entries) + " entries");
     for (const DType dtype : floating_dtypes) {
       check_backward(c, dtype, c.offset == 0 ? int64 : int32, false);

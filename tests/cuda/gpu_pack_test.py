@@ -112,7 +112,7 @@ class GpuPackTest(unittest.TestCase):
         there = {os.path.relpath(os.path.join(place, name), self.pack)
                  for place, _, names in os.walk(self.pack) for name in names}
         self.assertEqual(there - {"manifest.json"}, set(manifest["files"]))
-        for name in ("bin/tessera", "bin/gpu_tests", "bin/cuda_training_bench", "gpu-check"):
+        for name in ("bin/tessera", "bin/cuda_tests", "bin/cuda_training_bench", "gpu-check"):
             self.assertIn(name, manifest["files"])
             self.assertIn(name, self.listing)
         self.assertFalse([name for name in there if "libc.so" in name or "libcuda" in name or "libcublas" in name])
@@ -135,7 +135,7 @@ class GpuPackTest(unittest.TestCase):
 
     def test_the_test_program_takes_names_of_files(self):
         def tests(*arguments):
-            return self.run_there("{pack}/bin/gpu_tests", *arguments)
+            return self.run_there("{pack}/bin/cuda_tests", *arguments)
 
         files = tests("--files").stdout.split()
         self.assertGreater(len(files), 30)
@@ -145,7 +145,7 @@ class GpuPackTest(unittest.TestCase):
         self.assertEqual(suites, {"CudaFill.", "FreeRanges."})
         unknown = tests("fill_test", "fil_test")
         self.assertEqual(unknown.returncode, 2)
-        self.assertRegex(unknown.stderr, "no tests in a file 'fil_test'; --files lists what there is\n$")
+        self.assertRegex(unknown.stderr, "no test stands in a file 'fil_test'; --files lists those there are\n$")
 
     def test_it_is_not_mistaken_for_one_of_a_gpu(self):
         done = self.gpu_check()

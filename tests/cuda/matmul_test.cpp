@@ -22,7 +22,7 @@ using kernels::cuda::MatmulWay;
 constexpr int few_multiprocessors = 1;
 constexpr int many_multiprocessors = 1 << 20;
 
-struct Case {
+struct ProductCase {
   std::int64_t m, n, k;
   bool transpose_a = false, transpose_b = false;
   bool accumulate = false, bias = false;
@@ -34,7 +34,7 @@ struct Case {
   int multiprocessors = 0;  // 0: the device's
 };
 
-std::string describe(const Case& c, DType dtype, DType out_dtype) {
+std::string describe(const ProductCase& c, DType dtype, DType out_dtype) {
   return fmt::format("{}x{}x{} {}{} {} to {}{}{} alpha {} batch {} gap {} offset {} tiles {}", c.m,
                      c.n, c.k, c.transpose_a ? 'T' : 'N', c.transpose_b ? 'T' : 'N', name_of(dtype),
                      name_of(out_dtype), c.accumulate ? " accumulate" : "", c.bias ? " bias" : "",
@@ -48,7 +48,7 @@ std::vector<MatmulWay> ways() {
 }
 
 // The arguments of a case, without memory.
-Matmul arguments_of(const Case& c, DType dtype, DType out_dtype) {
+Matmul arguments_of(const ProductCase& c, DType dtype, DType out_dtype) {
   Matmul p{};
   p.m = c.m;
   p.n = c.n;
@@ -79,7 +79,7 @@ std::size_t elements_of(std::int64_t bytes, DType dtype) {
   return static_cast<std::size_t>(bytes) / size_of(dtype);
 }
 
-Values values_of(const Case& c, DType dtype, DType out_dtype) {
+Values values_of(const ProductCase& c, DType dtype, DType out_dtype) {
   Matmul p = arguments_of(c, dtype, out_dtype);
   Values values;
   values.a = random_values(elements_of(kernels::cuda::bytes_of_a(p), dtype), dtype, 1);
@@ -90,7 +90,8 @@ Values values_of(const Case& c, DType dtype, DType out_dtype) {
 }
 
 // c as the CPU leaves it, in the case's types or all in fp64.
-std::vector<double> on_cpu(const Case& c, const Values& values, DType dtype, DType out_dtype) {
+std::vector<double> on_cpu(const ProductCase& c, const Values& values, DType dtype,
+                           DType out_dtype) {
   Matmul p = arguments_of(c, dtype, out_dtype);
   const auto a = encode(values.a, dtype), b = encode(values.b, dtype),
              bias = encode(values.bias, dtype);
@@ -110,8 +111,8 @@ DeviceMemory uploaded(const std::vector<double>& values, DType dtype, std::int64
   return {shifted, dtype};
 }
 
-std::vector<double> on_device(const Case& c, const Values& values, DType dtype, DType out_dtype,
-                              MatmulWay way) {
+std::vector<double> on_device(const ProductCase& c, const Values& values, DType dtype,
+                              DType out_dtype, MatmulWay way) {
   TestContext context;
   if (c.multiprocessors != 0) context.multiprocessors = c.multiprocessors;
   Matmul p = arguments_of(c, dtype, out_dtype);
@@ -132,7 +133,7 @@ std::vector<double> on_device(const Case& c, const Values& values, DType dtype, 
 }
 
 // Of all that lies in c's memory: the elements of the matrix, or those of the gaps.
-std::vector<double> part_of(const Case& c, const std::vector<double>& all, bool gaps) {
+std::vector<double> part_of(const ProductCase& c, const std::vector<double>& all, bool gaps) {
   const std::int64_t leading = c.n + c.gap;
   std::vector<double> part;
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -141,7 +142,7 @@ std::vector<double> part_of(const Case& c, const std::vector<double>& all, bool 
   return part;
 }
 
-void check(const Case& c, DType dtype, DType out_dtype) {
+void check_product(const ProductCase& c, DType dtype, DType out_dtype) {
   const Values values = values_of(c, dtype, out_dtype);
   const std::vector<double> exact = on_cpu(c, values, float64, float64);
   const std::vector<double> low = on_cpu(c, values, dtype, out_dtype);
@@ -155,9 +156,9 @@ void check(const Case& c, DType dtype, DType out_dtype) {
   }
 }
 
-void check_all_types(const Case& c) {
-  for (const DType dtype : floating_dtypes) check(c, dtype, dtype);
-  for (const DType dtype : {bfloat16, float16}) check(c, dtype, float32);
+void check_all_types(const ProductCase& c) {
+  for (const DType dtype : floating_dtypes) check_product(c, dtype, dtype);
+  for (const DType dtype : {bfloat16, float16}) check_product(c, dtype, float32);
 }
 
 template <class Body>
@@ -180,27 +181,28 @@ TEST(CudaMatmul, MultipliesInEveryTypeAndTranspose) {
 
 TEST(CudaMatmul, MultipliesInLargeTiles) {
   for_all_transposes([](bool transpose_a, bool transpose_b) {
-    const Case c{.m = 136,
-                 .n = 72,
-                 .k = 40,
-                 .transpose_a = transpose_a,
-                 .transpose_b = transpose_b,
-                 .bias = true,
-                 .multiprocessors = few_multiprocessors};
-    for (const DType dtype : floating_dtypes) check(c, dtype, dtype);
+    const ProductCase c{.m = 136,
+                        .n = 72,
+                        .k = 40,
+                        .transpose_a = transpose_a,
+                        .transpose_b = transpose_b,
+                        .bias = true,
+                        .multiprocessors = few_multiprocessors};
+    for (const DType dtype : floating_dtypes) check_product(c, dtype, dtype);
   });
 }
 
 // Sizes at, below and beyond the edges of tiles, of steps along k, and of vectors; more steps than
 // are in shared memory.
 TEST(CudaMatmul, MultipliesUpToEveryEdge) {
-  for (const Case& c : {Case{1, 1, 1}, Case{1, 72, 33}, Case{3, 5, 7}, Case{64, 64, 32},
-                        Case{65, 9, 31}, Case{17, 66, 8}, Case{33, 18, 300}}) {
+  for (const ProductCase& c :
+       {ProductCase{1, 1, 1}, ProductCase{1, 72, 33}, ProductCase{3, 5, 7}, ProductCase{64, 64, 32},
+        ProductCase{65, 9, 31}, ProductCase{17, 66, 8}, ProductCase{33, 18, 300}}) {
     for_all_transposes([&c](bool transpose_a, bool transpose_b) {
-      Case each = c;
+      ProductCase each = c;
       each.transpose_a = transpose_a;
       each.transpose_b = transpose_b;
-      for (const DType dtype : floating_dtypes) check(each, dtype, dtype);
+      for (const DType dtype : floating_dtypes) check_product(each, dtype, dtype);
     });
   }
 }
@@ -248,7 +250,7 @@ TEST(CudaMatmul, MultipliesBatches) {
 // What lies beyond k must not come in, not even as 0 * infinity.
 TEST(CudaMatmul, NeverReadsBetweenTheRows) {
   for (const DType dtype : floating_dtypes) {
-    const Case c{.m = 5, .n = 6, .k = 7, .transpose_b = true, .gap = 9};
+    const ProductCase c{.m = 5, .n = 6, .k = 7, .transpose_b = true, .gap = 9};
     Values values = values_of(c, dtype, dtype);
     const std::vector<double> clean = on_device(c, values, dtype, dtype, MatmulWay::own);
     for (std::vector<double>* const operand : {&values.a, &values.b}) {
@@ -268,7 +270,8 @@ TEST(CudaMatmul, OfNothingLeavesBiasAndWhatWasThere) {
   check_all_types({.m = 6, .n = 10, .k = 0, .bias = true});
   check_all_types({.m = 6, .n = 10, .k = 0, .accumulate = true, .bias = true});
   check_all_types({.m = 6, .n = 10, .k = 0});
-  for (const Case& c : {Case{0, 4, 4}, Case{4, 0, 4}, Case{.m = 4, .n = 4, .k = 4, .batch = 0}}) {
+  for (const ProductCase& c : {ProductCase{0, 4, 4}, ProductCase{4, 0, 4},
+                               ProductCase{.m = 4, .n = 4, .k = 4, .batch = 0}}) {
     for (const MatmulWay way : ways()) {
       EXPECT_TRUE(on_device(c, values_of(c, bfloat16, bfloat16), bfloat16, bfloat16, way).empty());
     }
@@ -278,13 +281,13 @@ TEST(CudaMatmul, OfNothingLeavesBiasAndWhatWasThere) {
 // The first rows of products with more rows, in other tiles and at other places of their tile.
 TEST(CudaMatmul, RowsDoNotDependOnHowManyAreAskedFor) {
   for (const DType dtype : floating_dtypes) {
-    Case whole{.m = 150, .n = 72, .k = 90, .bias = true};
+    ProductCase whole{.m = 150, .n = 72, .k = 90, .bias = true};
     whole.multiprocessors = few_multiprocessors;
     const Values values = values_of(whole, dtype, dtype);
     for (const MatmulWay way : ways()) {
       const std::vector<double> expected = on_device(whole, values, dtype, dtype, way);
       for (const std::int64_t rows : {1, 7, 64, 149}) {
-        Case part = whole;
+        ProductCase part = whole;
         part.m = rows;
         part.multiprocessors = many_multiprocessors;
         Values of_part = values;

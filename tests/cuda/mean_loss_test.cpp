@@ -11,7 +11,7 @@ namespace {
 
 using kernels::MeanLoss;
 
-constexpr std::int64_t ignore = -1;
+constexpr std::int64_t ignored_target = -1;
 
 // One in `every` targets is ignored; its loss is 0, as cross-entropy leaves it.
 void check(std::int64_t rows, std::int64_t every, DType dtype, DType target_dtype) {
@@ -19,7 +19,7 @@ void check(std::int64_t rows, std::int64_t every, DType dtype, DType target_dtyp
   std::vector<double> ids(values.size(), 5);
   for (std::size_t row = 0; row < ids.size(); ++row) {
     if (row % static_cast<std::size_t>(every) != 0) continue;
-    ids[row] = ignore;
+    ids[row] = ignored_target;
     values[row] = 0;
   }
   ComparedArray losses(values, dtype), mean(1, dtype), inverse_count(1, float64);
@@ -33,7 +33,7 @@ void check(std::int64_t rows, std::int64_t every, DType dtype, DType target_dtyp
                                        mean.at(side),
                                        static_cast<double*>(inverse_count.at(side)),
                                        rows,
-                                       ignore,
+                                       ignored_target,
                                        type};
                              });
   mean.expect_within_bound("mean_loss", "mean");

@@ -14,7 +14,7 @@ namespace {
 using kernels::NormBackward;
 using kernels::NormForward;
 
-struct Case {
+struct NormCase {
   std::int64_t rows, dim;
   bool rms, residual, gamma, beta;
   std::size_t offset = 0;
@@ -22,7 +22,7 @@ struct Case {
 
 // One warp a row, 128 and 512 threads, more than the registers keep; whole groups and tails; off
 // vector boundaries.
-const std::vector<Case> cases = {
+const std::vector<NormCase> norm_cases = {
     {3, 64, false, true, true, true},      {3, 64, true, true, true, false},
     {2, 77, false, false, true, false, 1}, {2, 77, true, false, false, false, 1},
     {2, 520, false, false, false, true},   {1, 1100, true, true, true, false},
@@ -39,7 +39,7 @@ void* at_if(bool given, ComparedArray& array, Side side) {
   return given ? array.at(side) : nullptr;
 }
 
-void check_forward(const Case& c, DType dtype) {
+void check_forward(const NormCase& c, DType dtype) {
   SCOPED_TRACE(fmt::format("{} x {} {}", c.rows, c.dim, name_of(dtype)));
   const std::size_t n = count(c.rows, c.dim);
   ComparedArray x(random_values(n, dtype, 1), dtype, c.offset);
@@ -73,7 +73,7 @@ void check_forward(const Case& c, DType dtype) {
 }
 
 TEST(CudaNormalization, Forward) {
-  for (const Case& c : cases) {
+  for (const NormCase& c : norm_cases) {
     for (const DType dtype : floating_dtypes) check_forward(c, dtype);
   }
 }
@@ -82,7 +82,7 @@ TEST(CudaNormalization, Forward) {
 struct Input {
   std::vector<double> x, mean, rstd;
 };
-Input normalized_input(const Case& c, DType dtype) {
+Input normalized_input(const NormCase& c, DType dtype) {
   Input input{random_values(count(c.rows, c.dim), dtype, 5), std::vector<double>(count(c.rows, 1)),
               std::vector<double>(count(c.rows, 1))};
   std::vector<double> out(input.x.size());
@@ -92,7 +92,7 @@ Input normalized_input(const Case& c, DType dtype) {
   return input;
 }
 
-void check_backward(const Case& c, DType dtype, bool accumulate) {
+void check_backward(const NormCase& c, DType dtype, bool accumulate) {
   SCOPED_TRACE(fmt::format("{} x {} {}", c.rows, c.dim, name_of(dtype)));
   const std::size_t n = count(c.rows, c.dim);
   const Input input = normalized_input(c, dtype);
@@ -130,7 +130,7 @@ void check_backward(const Case& c, DType dtype, bool accumulate) {
 }
 
 TEST(CudaNormalization, Backward) {
-  for (const Case& c : cases) {
+  for (const NormCase& c : norm_cases) {
     for (const DType dtype : floating_dtypes) check_backward(c, dtype, c.rows % 2 == 0);
   }
 }
@@ -144,7 +144,7 @@ TEST(CudaNormalization, BackwardOfManyRows) {
 // dx over dout, or over dresidual, and the same rows off vector boundaries: no bit changes.
 TEST(CudaNormalization, PlaceChangesNoBit) {
   for (const DType dtype : floating_dtypes) {
-    const Case c{3, 80, false, true, true, true};
+    const NormCase c{3, 80, false, true, true, true};
     const Input input = normalized_input(c, dtype);
     const std::size_t n = count(c.rows, c.dim);
     const DeviceMemory mean(input.mean, statistic_of(dtype)), rstd(input.rstd, statistic_of(dtype));

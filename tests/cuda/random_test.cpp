@@ -12,16 +12,16 @@ namespace {
 
 using kernels::Distribution;
 
-constexpr kernels::RandomKey key{.seed = 0x123456789abcdef0, .stream = 0xfedcba9876543210};
+constexpr kernels::RandomKey random_key{.seed = 0x123456789abcdef0, .stream = 0xfedcba9876543210};
 
 void check(DType dtype, Distribution distribution, std::int64_t first, std::size_t n,
            std::size_t offset) {
   MirroredArray out(std::vector<double>(n, 9), dtype, offset);
   const auto count = static_cast<std::int64_t>(n);
   TestContext context;
-  kernels::cuda::random_fill({out.device(), count, first, dtype, key, distribution, -0.3, 1.7},
-                             context.queue());
-  kernels::cpu::random_fill({out.host(), count, first, dtype, key, distribution, -0.3, 1.7});
+  kernels::cuda::random_fill(
+      {out.device(), count, first, dtype, random_key, distribution, -0.3, 1.7}, context.queue());
+  kernels::cpu::random_fill({out.host(), count, first, dtype, random_key, distribution, -0.3, 1.7});
   out.expect_same("random_fill", distribution == Distribution::uniform ? "uniform" : "normal");
 }
 
@@ -52,12 +52,12 @@ TEST(CudaRandomFill, CutsChangeNoBit) {
   for (const auto distribution : {Distribution::uniform, Distribution::normal}) {
     const DeviceMemory whole(n * sizeof(float)), parts(n * sizeof(float));
     TestContext context;
-    kernels::cuda::random_fill({whole.data(), n, 9, float32, key, distribution, 0, 1},
+    kernels::cuda::random_fill({whole.data(), n, 9, float32, random_key, distribution, 0, 1},
                                context.queue());
     std::int64_t first = 0;
     for (const std::int64_t count : {1, 101, 14, 87}) {
       kernels::cuda::random_fill(
-          {parts.as<float>() + first, count, 9 + first, float32, key, distribution, 0, 1},
+          {parts.as<float>() + first, count, 9 + first, float32, random_key, distribution, 0, 1},
           context.queue());
       first += count;
     }
@@ -68,12 +68,14 @@ TEST(CudaRandomFill, CutsChangeNoBit) {
 TEST(CudaRandomFill, RefusesWhatTheCpuRefuses) {
   const DeviceMemory out(16);
   TestContext context;
-  EXPECT_THROW(kernels::cuda::random_fill(
-                   {out.data(), 4, 0, int32, key, Distribution::uniform, 0, 1}, context.queue()),
-               std::logic_error);
-  EXPECT_THROW(kernels::cuda::random_fill(
-                   {out.data(), 4, -1, float32, key, Distribution::uniform, 0, 1}, context.queue()),
-               std::logic_error);
+  EXPECT_THROW(
+      kernels::cuda::random_fill({out.data(), 4, 0, int32, random_key, Distribution::uniform, 0, 1},
+                                 context.queue()),
+      std::logic_error);
+  EXPECT_THROW(
+      kernels::cuda::random_fill(
+          {out.data(), 4, -1, float32, random_key, Distribution::uniform, 0, 1}, context.queue()),
+      std::logic_error);
 }
 
 }  // namespace

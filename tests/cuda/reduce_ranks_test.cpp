@@ -10,13 +10,13 @@
 namespace tessera::testing {
 namespace {
 
-struct Case {
+struct ReduceCase {
   int ranks, group;
   std::size_t n = 45;
   std::size_t offset = 0, out_offset = 0;
 };
 
-void check(const Case& c, DType in_dtype, DType out_dtype, bool accumulate) {
+void check(const ReduceCase& c, DType in_dtype, DType out_dtype, bool accumulate) {
   SCOPED_TRACE(std::to_string(c.ranks) + " ranks in groups of " + std::to_string(c.group));
   std::vector<MirroredArray> inputs;
   std::vector<const void*> host, device;

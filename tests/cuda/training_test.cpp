@@ -1,6 +1,7 @@
 // Whole models on the GPU: their training follows the CPU's, repeats bit by bit, and takes no more
 // memory after the first steps.
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "cuda/engine_testing.h"
 #include "engine/memory.h"

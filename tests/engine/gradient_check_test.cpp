@@ -1,19 +1,10 @@
 // The gradient of every op, on the CPU.
-#include "engine/gradient_cases.h"
+#include "engine/gradient_check_test.h"
 
-namespace tessera::gradient_cases {
-namespace {
+namespace tessera {
 
-class GradientCheck : public ::testing::TestWithParam<GradientCase> {
- protected:
-  static void TearDownTestSuite() { testing::expect_every_op_was_reached(); }
-};
-INSTANTIATE_TEST_SUITE_P(Cpu, GradientCheck, ::testing::ValuesIn(gradient_cases),
-                         [](const auto& one) { return std::string(one.param.name); });
-
-TEST_P(GradientCheck, AgreesWithDifferences) {
-  GetParam().check();
+Device gradient_cases::checked_device() {
+  return Device::cpu();
 }
 
-}  // namespace
-}  // namespace tessera::gradient_cases
+}  // namespace tessera

@@ -7,10 +7,11 @@
 namespace tessera::kernels::testing {
 namespace {
 
-struct Shape {
+struct ActivationShape {
   std::int64_t rows, dim;
 };
-const std::vector<Shape> shapes = {{1, 1}, {7, 31}, {33, 7}, {3, 1000}, {2, 1021}};
+const std::vector<ActivationShape> activation_shapes = {
+    {1, 1}, {7, 31}, {33, 7}, {3, 1000}, {2, 1021}};
 
 double gelu(double x, bool exact) {
   if (exact) return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
@@ -35,7 +36,7 @@ constexpr double slope_ulps = std::is_same_v<T, double> ? 1e5 : 12.0;
 TYPED_TEST(ActivationTest, BiasGeluMatchesReference) {
   using T = TypeParam;
   for_each_target([&] {
-    for (const auto& [rows, dim] : shapes) {
+    for (const auto& [rows, dim] : activation_shapes) {
       const std::int64_t n = rows * dim;
       const auto x = normals<T>(n, 1, 2.0);
       const auto bias = normals<T>(dim, 2);
@@ -71,7 +72,7 @@ TYPED_TEST(ActivationTest, BiasGeluMatchesReference) {
 TYPED_TEST(ActivationTest, SwiGluMatchesReference) {
   using T = TypeParam;
   for_each_target([&] {
-    for (const auto& [rows, dim] : shapes) {
+    for (const auto& [rows, dim] : activation_shapes) {
       const std::int64_t stride = 2 * dim;  // packed: gate, then up
       const auto packed = normals<T>(rows * stride, 4, 2.0);
       const auto dout = normals<T>(rows * dim, 5);

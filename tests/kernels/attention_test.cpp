@@ -301,7 +301,7 @@ void expect_right(const Case& c) {
 }
 
 // One thread unless a test says otherwise: two that wait for each other are slow on a busy machine.
-class AttentionTest : public testing::Test {
+class AttentionTest : public ::testing::Test {
  protected:
   void SetUp() override { set_compute_threads(1); }
 };

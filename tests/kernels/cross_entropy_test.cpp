@@ -1,6 +1,8 @@
 // Cross-entropy and softmax against fp64.
 #include "kernels/cross_entropy.h"
 
+#include <fmt/format.h>
+
 #include "kernels/base/error.h"
 #include "kernels/kernel_testing.h"
 #include "kernels/registry.h"
@@ -8,11 +10,12 @@
 namespace tessera::kernels::testing {
 namespace {
 
-struct Shape {
+struct CrossEntropyShape {
   std::int64_t rows, dim;
 };
 // The last is wider than the block in which a row is taken.
-const std::vector<Shape> shapes = {{1, 1}, {7, 31}, {33, 7}, {3, 1000}, {2, 1021}, {2, 9001}};
+const std::vector<CrossEntropyShape> cross_entropy_shapes = {{1, 1},    {7, 31},   {33, 7},
+                                                             {3, 1000}, {2, 1021}, {2, 9001}};
 
 template <class T>
 using Statistic = std::conditional_t<std::is_same_v<T, double>, double, float>;
@@ -31,7 +34,7 @@ class CrossEntropyTest : public ::testing::Test {};
 TYPED_TEST_SUITE(CrossEntropyTest, FloatingTypes);
 
 template <class T, class Target>
-void expect_loss_and_gradient(Shape shape, std::int64_t padding) {
+void expect_loss_and_gradient(CrossEntropyShape shape, std::int64_t padding) {
   const auto [rows, vocabulary] = shape;
   const std::int64_t stride = vocabulary + padding;
   const auto logits = normals<T>(rows * stride, 1, 3.0);
@@ -70,7 +73,7 @@ void expect_loss_and_gradient(Shape shape, std::int64_t padding) {
 
 TYPED_TEST(CrossEntropyTest, MatchesReference) {
   for_each_target([] {
-    for (const Shape shape : shapes) {
+    for (const CrossEntropyShape shape : cross_entropy_shapes) {
       SCOPED_TRACE(shape.dim);
       expect_loss_and_gradient<TypeParam, std::int32_t>(shape, 0);
       expect_loss_and_gradient<TypeParam, std::int64_t>(shape, 3);
@@ -81,7 +84,7 @@ TYPED_TEST(CrossEntropyTest, MatchesReference) {
 TYPED_TEST(CrossEntropyTest, SoftmaxMatchesReference) {
   using T = TypeParam;
   for_each_target([] {
-    for (const auto& [rows, dim] : shapes) {
+    for (const auto& [rows, dim] : cross_entropy_shapes) {
       const auto x = normals<T>(rows * dim, 2, 3.0);
       const auto dout = normals<T>(rows * dim, 3);
       const auto wide = doubles(x);

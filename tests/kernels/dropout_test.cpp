@@ -9,28 +9,16 @@
 
 #include "kernels/base/low_precision.h"
 #include "kernels/base/parallel.h"
+#include "kernels/kernel_testing.h"
 #include "kernels/registry.h"
 
 namespace tessera::kernels {
 namespace {
 
-constexpr RandomKey kKey{.seed = 77, .stream = (std::uint64_t{5} << 32) | 9};
+using testing::narrow;
+using testing::to_compute;
 
-double widen(double value) {
-  return value;
-}
-template <class T>
-float widen(T value) {
-  return to_float(value);
-}
-template <class T>
-T narrow(double value) {
-  if constexpr (std::is_same_v<T, double>) {
-    return value;
-  } else {
-    return from_float<T>(static_cast<float>(value));
-  }
-}
+constexpr RandomKey kDropoutKey{.seed = 77, .stream = (std::uint64_t{5} << 32) | 9};
 
 template <class T>
 std::vector<T> values(std::int64_t n, Distribution distribution, std::uint64_t stream) {
@@ -48,7 +36,7 @@ std::vector<T> values(std::int64_t n, Distribution distribution, std::uint64_t s
 
 template <class T>
 void check(std::int64_t first, std::int64_t n, float p, bool residual, bool accumulate) {
-  using C = decltype(widen(T{}));
+  using C = decltype(to_compute(T{}));
   const auto x = values<T>(n, Distribution::normal, 1);
   const auto r = values<T>(n, Distribution::normal, 2);
   const auto before = values<T>(n, Distribution::normal, 3);
@@ -59,24 +47,24 @@ void check(std::int64_t first, std::int64_t n, float p, bool residual, bool accu
                 .n = n,
                 .first = first,
                 .dtype = dtype_of<T>,
-                .key = kKey,
+                .key = kDropoutKey,
                 .p = p,
                 .accumulate = accumulate});
   const auto factor = static_cast<C>(1.0 / (1.0 - static_cast<double>(p)));
   for (std::int64_t i = 0; i < n; ++i) {
     const auto element = static_cast<std::uint64_t>(first + i);
-    const std::uint32_t draw = philox(kKey, element / 4)[element % 4];
+    const std::uint32_t draw = philox(kDropoutKey, element / 4)[element % 4];
     const bool keep = static_cast<double>(draw) >= std::floor(static_cast<double>(p) * 0x1p32);
-    C value = keep ? widen(x[i]) * factor : C{0};
-    if (residual) value = value + widen(r[i]);
-    if (accumulate) value = widen(before[i]) + value;
+    C value = keep ? to_compute(x[i]) * factor : C{0};
+    if (residual) value = value + to_compute(r[i]);
+    if (accumulate) value = to_compute(before[i]) + value;
     const T want = narrow<T>(value);
     ASSERT_EQ(std::memcmp(&out[i], &want, sizeof(T)), 0) << "element " << i << " of " << n;
   }
 }
 
 template <class T>
-void check_all() {
+void check_dropout_of() {
   for (const std::int64_t n : {0, 1, 3, 17, 64, 1023, 1025, 5000}) {
     for (const std::int64_t first :
          {std::int64_t{0}, std::int64_t{1}, std::int64_t{7}, (std::int64_t{1} << 34) - 6}) {
@@ -89,16 +77,16 @@ void check_all() {
 }
 
 TEST(Dropout, Float32) {
-  check_all<float>();
+  check_dropout_of<float>();
 }
 TEST(Dropout, BFloat16) {
-  check_all<BFloat16>();
+  check_dropout_of<BFloat16>();
 }
 TEST(Dropout, Float16) {
-  check_all<Float16>();
+  check_dropout_of<Float16>();
 }
 TEST(Dropout, Float64) {
-  check_all<double>();
+  check_dropout_of<double>();
 }
 
 TEST(Dropout, KeepRate) {
@@ -112,7 +100,7 @@ TEST(Dropout, KeepRate) {
                   .n = n,
                   .first = 0,
                   .dtype = float32,
-                  .key = kKey,
+                  .key = kDropoutKey,
                   .p = p});
     std::int64_t kept = 0;
     for (const float value : out) kept += value != 0 ? 1 : 0;
@@ -132,7 +120,7 @@ TEST(Dropout, InPlaceCutAndThreadsGiveTheSameBits) {
                   .n = count,
                   .first = first,
                   .dtype = float32,
-                  .key = kKey,
+                  .key = kDropoutKey,
                   .p = 0.2f});
   };
   set_compute_threads(1);
@@ -158,7 +146,7 @@ TEST(Dropout, RefusesWhatIsNoProbability) {
                                .n = 1,
                                .first = 0,
                                .dtype = float32,
-                               .key = kKey,
+                               .key = kDropoutKey,
                                .p = p}),
                  std::logic_error);
   }

@@ -10,26 +10,15 @@
 #include "kernels/base/error.h"
 #include "kernels/base/low_precision.h"
 #include "kernels/base/parallel.h"
+#include "kernels/kernel_testing.h"
 #include "kernels/registry.h"
 
 namespace tessera::kernels {
 namespace {
 
-double widen(double value) {
-  return value;
-}
-template <class T>
-float widen(T value) {
-  return to_float(value);
-}
-template <class T>
-T narrow(double value) {
-  if constexpr (std::is_same_v<T, double>) {
-    return value;
-  } else {
-    return from_float<T>(static_cast<float>(value));
-  }
-}
+using testing::narrow;
+using testing::to_compute;
+
 template <class T>
 std::vector<T> normal(std::int64_t n, unsigned seed) {
   std::mt19937 generator(seed);
@@ -53,7 +42,7 @@ std::vector<Id> skewed_ids(std::int64_t rows, std::int64_t entries) {
 
 template <class T, class Id>
 void check(std::int64_t rows, std::int64_t entries, std::int64_t dim) {
-  using C = decltype(widen(T{}));
+  using C = decltype(to_compute(T{}));
   const auto ids = skewed_ids<Id>(rows, entries);
   const auto table = normal<T>(entries * dim, 1);
   std::vector<T> out(static_cast<std::size_t>(rows * dim));
@@ -71,7 +60,7 @@ void check(std::int64_t rows, std::int64_t entries, std::int64_t dim) {
   const auto dout = normal<T>(rows * dim, 2);
   std::vector<C> sums(static_cast<std::size_t>(entries * dim));
   for (std::int64_t r = 0; r < rows; ++r) {
-    for (std::int64_t i = 0; i < dim; ++i) sums[ids[r] * dim + i] += widen(dout[r * dim + i]);
+    for (std::int64_t i = 0; i < dim; ++i) sums[ids[r] * dim + i] += to_compute(dout[r * dim + i]);
   }
   for (const bool accumulate : {false, true}) {
     auto dtable = table;
@@ -85,14 +74,14 @@ void check(std::int64_t rows, std::int64_t entries, std::int64_t dim) {
                              .dtype = dtype_of<T>,
                              .accumulate = accumulate});
     for (std::size_t i = 0; i < sums.size(); ++i) {
-      const T want = narrow<T>(accumulate ? widen(table[i]) + sums[i] : sums[i]);
-      ASSERT_EQ(widen(dtable[i]), widen(want)) << i << " accumulate " << accumulate;
+      const T want = narrow<T>(accumulate ? to_compute(table[i]) + sums[i] : sums[i]);
+      ASSERT_EQ(to_compute(dtable[i]), to_compute(want)) << i << " accumulate " << accumulate;
     }
   }
 }
 
 template <class T>
-void check_all() {
+void check_embedding_of() {
   const int threads = compute_threads();
   for (const int workers : {1, 3}) {
     set_compute_threads(workers);
@@ -107,16 +96,16 @@ void check_all() {
 }
 
 TEST(Embedding, Float32) {
-  check_all<float>();
+  check_embedding_of<float>();
 }
 TEST(Embedding, BFloat16) {
-  check_all<BFloat16>();
+  check_embedding_of<BFloat16>();
 }
 TEST(Embedding, Float16) {
-  check_all<Float16>();
+  check_embedding_of<Float16>();
 }
 TEST(Embedding, Float64) {
-  check_all<double>();
+  check_embedding_of<double>();
 }
 
 TEST(Embedding, ABadIdIsNamedAndNothingIsWritten) {

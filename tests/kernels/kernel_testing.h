@@ -35,6 +35,16 @@ double widen(T value) {
   }
 }
 
+// A value in the type that kernels compute in: fp64 for double, fp32 for all others.
+template <class T>
+auto to_compute(T value) {
+  if constexpr (std::is_same_v<T, double>) {
+    return value;
+  } else {
+    return to_float(value);
+  }
+}
+
 template <class T>
 T narrow(double value) {
   if constexpr (std::is_same_v<T, double>) {

@@ -77,7 +77,7 @@ class Array {
   std::vector<char> bytes_;
 };
 
-struct Case {
+struct ProductCase {
   std::int64_t m, n, k;
   DType dtype = float32, out_dtype = float32;
   bool transpose_a = false, transpose_b = false, accumulate = false, bias = false;
@@ -92,8 +92,8 @@ struct Case {
 };
 
 // Operands of a case, and the call.
-struct Problem {
-  explicit Problem(const Case& c)
+struct Product {
+  explicit Product(const ProductCase& c)
       : shape(c),
         a(Array::random(c.dtype, c.batch * stride_a(), 1)),
         b(Array::random(c.dtype, c.batch * stride_b(), 2)),
@@ -139,7 +139,7 @@ struct Problem {
             .stride_c = stride_c()};
   }
 
-  Case shape;
+  ProductCase shape;
   Array a, b, before, bias, out;
 };
 
@@ -159,9 +159,9 @@ double rounding(DType dtype) {
 
 // Sums of k products in fp32 (fp64) err by a few roundings of the sum of magnitudes; a 16-bit
 // result is then rounded once, which allows twice the error of rounding the exact result.
-void expect_right(const Case& c) {
+void expect_right_product(const ProductCase& c) {
   SCOPED_TRACE(c.text());
-  Problem problem(c);
+  Product problem(c);
   cpu::matmul(problem.arguments());
   const double sum_rounding = c.dtype == float64 ? 0x1p-53 : 0x1p-24;
   for (std::int64_t s = 0; s < c.batch; ++s) {
@@ -202,7 +202,7 @@ const std::vector<Types> kTypes{{float32, float32}, {bfloat16, bfloat16}, {bfloa
                                 {float16, float16}, {float16, float32},   {float64, float64}};
 
 // One thread unless a test says otherwise: two that wait for each other are slow on a busy machine.
-class MatmulTest : public testing::Test {
+class MatmulTest : public ::testing::Test {
  protected:
   void SetUp() override { set_compute_threads(1); }
 };
@@ -213,15 +213,15 @@ TEST_F(MatmulTest, EveryTypeFlagAndOddSize) {
   for (const auto& types : kTypes) {
     for (const auto& [m, n, k] : sizes) {
       for (int flags = 0; flags < 16; ++flags) {
-        expect_right({.m = m,
-                      .n = n,
-                      .k = k,
-                      .dtype = types.in,
-                      .out_dtype = types.out,
-                      .transpose_a = (flags & 1) != 0,
-                      .transpose_b = (flags & 2) != 0,
-                      .accumulate = (flags & 4) != 0,
-                      .bias = (flags & 8) != 0});
+        expect_right_product({.m = m,
+                              .n = n,
+                              .k = k,
+                              .dtype = types.in,
+                              .out_dtype = types.out,
+                              .transpose_a = (flags & 1) != 0,
+                              .transpose_b = (flags & 2) != 0,
+                              .accumulate = (flags & 4) != 0,
+                              .bias = (flags & 8) != 0});
         if (HasFatalFailure()) return;
       }
     }
@@ -231,14 +231,14 @@ TEST_F(MatmulTest, EveryTypeFlagAndOddSize) {
 TEST_F(MatmulTest, AlphaAppliesToTheProductAlone) {
   for (const auto& types : kTypes) {
     for (int flags = 0; flags < 4; ++flags) {
-      expect_right({.m = 20,
-                    .n = 19,
-                    .k = 40,
-                    .dtype = types.in,
-                    .out_dtype = types.out,
-                    .accumulate = (flags & 1) != 0,
-                    .bias = (flags & 2) != 0,
-                    .alpha = 0.375f});
+      expect_right_product({.m = 20,
+                            .n = 19,
+                            .k = 40,
+                            .dtype = types.in,
+                            .out_dtype = types.out,
+                            .accumulate = (flags & 1) != 0,
+                            .bias = (flags & 2) != 0,
+                            .alpha = 0.375f});
       if (HasFatalFailure()) return;
     }
   }
@@ -247,15 +247,15 @@ TEST_F(MatmulTest, AlphaAppliesToTheProductAlone) {
 TEST_F(MatmulTest, StridesAndBatches) {
   for (const auto& types : kTypes) {
     for (int flags = 0; flags < 4; ++flags) {
-      expect_right({.m = 18,
-                    .n = 35,
-                    .k = 21,
-                    .dtype = types.in,
-                    .out_dtype = types.out,
-                    .transpose_a = (flags & 1) != 0,
-                    .transpose_b = (flags & 2) != 0,
-                    .batch = 5,
-                    .padding = 9});
+      expect_right_product({.m = 18,
+                            .n = 35,
+                            .k = 21,
+                            .dtype = types.in,
+                            .out_dtype = types.out,
+                            .transpose_a = (flags & 1) != 0,
+                            .transpose_b = (flags & 2) != 0,
+                            .batch = 5,
+                            .padding = 9});
       if (HasFatalFailure()) return;
     }
   }
@@ -264,22 +264,23 @@ TEST_F(MatmulTest, StridesAndBatches) {
 TEST_F(MatmulTest, SumsInSeveralChunks) {
   for (const DType out_dtype : {bfloat16, float32}) {
     for (const bool plain : {false, true}) {
-      expect_right({.m = 150,
-                    .n = 70,
-                    .k = 1130,
-                    .dtype = bfloat16,
-                    .out_dtype = out_dtype,
-                    .transpose_b = plain,
-                    .accumulate = true,
-                    .bias = !plain});
+      expect_right_product({.m = 150,
+                            .n = 70,
+                            .k = 1130,
+                            .dtype = bfloat16,
+                            .out_dtype = out_dtype,
+                            .transpose_b = plain,
+                            .accumulate = true,
+                            .bias = !plain});
     }
   }
 }
 
 TEST_F(MatmulTest, LargerThanTheWidenedBlocks) {
   for (const DType dtype : {bfloat16, float16}) {
-    expect_right({.m = 300, .n = 530, .k = 6, .dtype = dtype, .out_dtype = dtype, .bias = true});
-    expect_right(
+    expect_right_product(
+        {.m = 300, .n = 530, .k = 6, .dtype = dtype, .out_dtype = dtype, .bias = true});
+    expect_right_product(
         {.m = 270, .n = 5, .k = 4100, .dtype = dtype, .out_dtype = float32, .transpose_a = true});
   }
 }
@@ -287,16 +288,16 @@ TEST_F(MatmulTest, LargerThanTheWidenedBlocks) {
 TEST_F(MatmulTest, NothingToSumLeavesBiasAndWhatWasThere) {
   for (const auto& types : kTypes) {
     for (int flags = 0; flags < 4; ++flags) {
-      expect_right({.m = 3,
-                    .n = 5,
-                    .k = 0,
-                    .dtype = types.in,
-                    .out_dtype = types.out,
-                    .accumulate = (flags & 1) != 0,
-                    .bias = (flags & 2) != 0});
+      expect_right_product({.m = 3,
+                            .n = 5,
+                            .k = 0,
+                            .dtype = types.in,
+                            .out_dtype = types.out,
+                            .accumulate = (flags & 1) != 0,
+                            .bias = (flags & 2) != 0});
     }
   }
-  Problem empty({.m = 0, .n = 5, .k = 2});
+  Product empty({.m = 0, .n = 5, .k = 2});
   cpu::matmul(empty.arguments());
 }
 
@@ -305,7 +306,7 @@ TEST_F(MatmulTest, RowsDoNotDependOnHowManyAreAskedFor) {
     for (const bool transpose_b : {false, true}) {
       for (const auto& [n, k] : std::vector<std::array<std::int64_t, 2>>{
                {1, 97}, {5, 33}, {5, 97}, {64, 64}, {64, 97}, {200, 97}, {384, 256}}) {
-        Problem whole({.m = 140,
+        Product whole({.m = 140,
                        .n = n,
                        .k = 97,
                        .dtype = types.in,
@@ -314,7 +315,7 @@ TEST_F(MatmulTest, RowsDoNotDependOnHowManyAreAskedFor) {
         cpu::matmul(whole.arguments());
         for (const std::int64_t rows :
              {1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64, 65, 128, 139}) {
-          Problem part = whole;
+          Product part = whole;
           part.shape.m = rows;
           part.out = Array(types.out, 140 * n);
           cpu::matmul(part.arguments());
@@ -337,7 +338,7 @@ TEST_F(MatmulTest, ThreadsDoNotChangeABit) {
                                                                                  {64, 64, 3000, 1},
                                                                                  {20, 20, 20, 9}}) {
       for (const bool transpose_a : {false, true}) {
-        Problem problem({.m = m,
+        Product problem({.m = m,
                          .n = n,
                          .k = k,
                          .dtype = types.in,
@@ -357,7 +358,7 @@ TEST_F(MatmulTest, ThreadsDoNotChangeABit) {
 }
 
 TEST_F(MatmulTest, MisuseNamesTheShape) {
-  Problem problem({.m = 4, .n = 5, .k = 6});
+  Product problem({.m = 4, .n = 5, .k = 6});
   Matmul wrong = problem.arguments();
   wrong.ldb = 4;
   try {

@@ -1,16 +1,19 @@
 // LayerNorm and RMSNorm, forward and backward, against fp64.
 #include "kernels/normalization.h"
 
+#include <fmt/format.h>
+
 #include "kernels/kernel_testing.h"
 #include "kernels/registry.h"
 
 namespace tessera::kernels::testing {
 namespace {
 
-struct Shape {
+struct NormShape {
   std::int64_t rows, dim;
 };
-const std::vector<Shape> shapes = {{1, 1}, {7, 31}, {33, 7}, {3, 1000}, {131, 33}, {2, 1021}};
+const std::vector<NormShape> norm_shapes = {{1, 1},    {7, 31},   {33, 7},
+                                            {3, 1000}, {131, 33}, {2, 1021}};
 
 template <class T>
 using Statistic = std::conditional_t<std::is_same_v<T, double>, double, float>;
@@ -38,7 +41,7 @@ class NormalizationTest : public ::testing::Test {
  protected:
   static constexpr float eps = 1e-5f;
 
-  static void expect_forward(Shape shape, bool rms, bool with_residual, bool with_affine) {
+  static void expect_forward(NormShape shape, bool rms, bool with_residual, bool with_affine) {
     const auto [rows, dim] = shape;
     auto x = normals<T>(rows * dim, 1, 2.0);
     const auto residual = normals<T>(rows * dim, 2);
@@ -68,7 +71,7 @@ class NormalizationTest : public ::testing::Test {
     if (!rms) expect_close(mean, reference.mean, 20, 1.0);
   }
 
-  static void expect_backward(Shape shape, bool rms, bool with_residual, bool with_gamma,
+  static void expect_backward(NormShape shape, bool rms, bool with_residual, bool with_gamma,
                               bool accumulate) {
     const std::int64_t rows = shape.rows, dim = shape.dim;
     const auto x = normals<T>(rows * dim, 5, 2.0);
@@ -118,7 +121,7 @@ TYPED_TEST_SUITE(NormalizationTest, FloatingTypes);
 
 TYPED_TEST(NormalizationTest, ForwardMatchesReference) {
   for_each_target([] {
-    for (const Shape shape : shapes) {
+    for (const NormShape shape : norm_shapes) {
       for (const bool rms : {false, true}) {
         for (const bool residual : {false, true}) {
           for (const bool affine : {false, true}) {
@@ -134,7 +137,7 @@ TYPED_TEST(NormalizationTest, ForwardMatchesReference) {
 
 TYPED_TEST(NormalizationTest, BackwardMatchesReference) {
   for_each_target([] {
-    for (const Shape shape : shapes) {
+    for (const NormShape shape : norm_shapes) {
       for (const bool rms : {false, true}) {
         for (const bool residual : {false, true}) {
           for (const bool gamma : {false, true}) {

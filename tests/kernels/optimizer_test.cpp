@@ -10,26 +10,15 @@
 
 #include "kernels/base/low_precision.h"
 #include "kernels/base/parallel.h"
+#include "kernels/kernel_testing.h"
 #include "kernels/registry.h"
 
 namespace tessera::kernels {
 namespace {
 
-double widen(double value) {
-  return value;
-}
-template <class T>
-float widen(T value) {
-  return to_float(value);
-}
-template <class T>
-T narrow(double value) {
-  if constexpr (std::is_same_v<T, double>) {
-    return value;
-  } else {
-    return from_float<T>(static_cast<float>(value));
-  }
-}
+using testing::narrow;
+using testing::to_compute;
+
 template <class T>
 std::vector<T> normal(std::int64_t n, unsigned seed, double deviation) {
   std::mt19937 generator(seed);
@@ -89,7 +78,7 @@ struct AdamWRun {
     const T decay = static_cast<T>(kLr * kDecay), size = static_cast<T>(kLr / a.correction1);
     const T root = static_cast<T>(std::sqrt(a.correction2));
     for (std::size_t i = 0; i < param.size(); ++i) {
-      const T g = static_cast<T>(widen(grad[i])) * static_cast<T>(kGradScale);
+      const T g = static_cast<T>(to_compute(grad[i])) * static_cast<T>(kGradScale);
       param[i] -= decay * param[i];
       m[i] = b1 * m[i] + rest1 * g;
       v[i] = b2 * v[i] + rest2 * g * g;
@@ -208,7 +197,7 @@ void check_sgd(const SgdOptions& options, std::int64_t n) {
                    .grad_scale = kGradScale});
     const T momentum = static_cast<T>(options.momentum);
     for (std::size_t i = 0; i < param.size(); ++i) {
-      const T g = static_cast<T>(widen(grad[i])) * static_cast<T>(kGradScale) +
+      const T g = static_cast<T>(to_compute(grad[i])) * static_cast<T>(kGradScale) +
                   static_cast<T>(options.weight_decay) * want[i];
       T direction = g;
       if (options.momentum != 0) {

@@ -9,27 +9,14 @@
 
 #include "kernels/base/low_precision.h"
 #include "kernels/base/parallel.h"
+#include "kernels/kernel_testing.h"
 #include "kernels/registry.h"
 
 namespace tessera::kernels {
 namespace {
 
-double widen(double value) {
-  return value;
-}
-template <class T>
-float widen(T value) {
-  return to_float(value);
-}
-
-template <class T>
-T narrow(double value) {
-  if constexpr (std::is_same_v<T, double>) {
-    return value;
-  } else {
-    return from_float<T>(static_cast<float>(value));
-  }
-}
+using testing::narrow;
+using testing::to_compute;
 
 // Ranks of random values of very different magnitudes, so that every other order of addition shows.
 template <class T>
@@ -62,9 +49,9 @@ Sum tree(int first, int count, const Leaf& leaf) {
 
 template <class T>
 auto reference_sum(const Inputs<T>& in, int group, std::size_t i) {
-  using Sum = decltype(widen(T{}));
+  using Sum = decltype(to_compute(T{}));
   const int ranks = static_cast<int>(in.data.size());
-  const auto of_rank = [&](int r) { return static_cast<Sum>(widen(in.data[r][i])); };
+  const auto of_rank = [&](int r) { return static_cast<Sum>(to_compute(in.data[r][i])); };
   const auto of_group = [&](int g) {
     return tree<Sum>(g * group, std::min(group, ranks - g * group), of_rank);
   };
@@ -73,8 +60,8 @@ auto reference_sum(const Inputs<T>& in, int group, std::size_t i) {
 
 template <class In, class Out>
 void check(int ranks, int group, std::int64_t n, float scale, bool accumulate) {
-  SCOPED_TRACE(testing::Message() << ranks << " ranks, group " << group << ", n " << n << ", scale "
-                                  << scale << (accumulate ? ", accumulate" : ""));
+  SCOPED_TRACE(::testing::Message() << ranks << " ranks, group " << group << ", n " << n
+                                    << ", scale " << scale << (accumulate ? ", accumulate" : ""));
   const Inputs<In> in(ranks, n, static_cast<unsigned>(ranks * 100 + group));
   std::vector<Out> out(static_cast<std::size_t>(n));
   for (std::size_t i = 0; i < out.size(); ++i) out[i] = narrow<Out>(0.37 * static_cast<double>(i));
@@ -91,14 +78,14 @@ void check(int ranks, int group, std::int64_t n, float scale, bool accumulate) {
   for (std::size_t i = 0; i < out.size(); ++i) {
     const auto sum = reference_sum(in, group, i);
     const auto scaled = static_cast<decltype(sum)>(sum * static_cast<decltype(sum)>(scale));
-    const auto old = widen(before[i]);
+    const auto old = to_compute(before[i]);
     const Out want = accumulate ? narrow<Out>(old + scaled) : narrow<Out>(scaled);
     ASSERT_EQ(std::memcmp(&out[i], &want, sizeof(Out)), 0) << "element " << i;
   }
 }
 
 template <class In, class Out>
-void check_all() {
+void check_sums_of() {
   for (const int ranks : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 31, 64}) {
     for (const int group : {1, 2, 3, 4, 5, ranks}) {
       check<In, Out>(ranks, group, 151, 1.0f, false);
@@ -111,31 +98,31 @@ void check_all() {
 }
 
 TEST(ReduceRanks, Float32) {
-  check_all<float, float>();
+  check_sums_of<float, float>();
 }
 TEST(ReduceRanks, Float32ToFloat64) {
-  check_all<float, double>();
+  check_sums_of<float, double>();
 }
 TEST(ReduceRanks, BFloat16) {
-  check_all<BFloat16, BFloat16>();
+  check_sums_of<BFloat16, BFloat16>();
 }
 TEST(ReduceRanks, BFloat16ToFloat32) {
-  check_all<BFloat16, float>();
+  check_sums_of<BFloat16, float>();
 }
 TEST(ReduceRanks, Float16) {
-  check_all<Float16, Float16>();
+  check_sums_of<Float16, Float16>();
 }
 TEST(ReduceRanks, Float16ToFloat32) {
-  check_all<Float16, float>();
+  check_sums_of<Float16, float>();
 }
 TEST(ReduceRanks, Float16ToFloat64) {
-  check_all<Float16, double>();
+  check_sums_of<Float16, double>();
 }
 TEST(ReduceRanks, Float64) {
-  check_all<double, double>();
+  check_sums_of<double, double>();
 }
 TEST(ReduceRanks, Float64ToFloat32) {
-  check_all<double, float>();
+  check_sums_of<double, float>();
 }
 
 TEST(ReduceRanks, MoreRanksThanOneWouldLaunch) {

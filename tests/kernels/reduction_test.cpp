@@ -1,6 +1,8 @@
 // SumRows and SumAll against fp64.
 #include "kernels/reduction.h"
 
+#include <fmt/format.h>
+
 #include "kernels/kernel_testing.h"
 #include "kernels/registry.h"
 

@@ -9,26 +9,14 @@
 
 #include "kernels/base/low_precision.h"
 #include "kernels/base/parallel.h"
+#include "kernels/kernel_testing.h"
 #include "kernels/registry.h"
 
 namespace tessera::kernels {
 namespace {
 
-double widen(double value) {
-  return value;
-}
-template <class T>
-float widen(T value) {
-  return to_float(value);
-}
-template <class T>
-T narrow(double value) {
-  if constexpr (std::is_same_v<T, double>) {
-    return value;
-  } else {
-    return from_float<T>(static_cast<float>(value));
-  }
-}
+using testing::narrow;
+using testing::to_compute;
 
 struct Tables {
   std::vector<float> cosine, sine;
@@ -47,9 +35,9 @@ struct Tables {
 constexpr std::int64_t kSequence = 5, kFirst = 3, kRows = 13;
 
 template <class T>
-void check(std::int64_t heads, std::int64_t head_dim, std::int64_t x_gap, std::int64_t out_gap,
-           bool inverse) {
-  using C = decltype(widen(T{}));
+void check_rotation(std::int64_t heads, std::int64_t head_dim, std::int64_t x_gap,
+                    std::int64_t out_gap, bool inverse) {
+  using C = decltype(to_compute(T{}));
   const std::int64_t half = head_dim / 2;
   const Tables tables(kFirst + kSequence, half);
   const std::int64_t x_stride = heads * head_dim + x_gap;
@@ -81,12 +69,12 @@ void check(std::int64_t heads, std::int64_t head_dim, std::int64_t x_gap, std::i
         const C c = tables.cosine[position * half + i];
         const C s = inverse ? -tables.sine[position * half + i] : tables.sine[position * half + i];
         const std::int64_t at = head * head_dim + i;
-        const C lower = widen(x[row * x_stride + at]);
-        const C upper = widen(x[row * x_stride + at + half]);
+        const C lower = to_compute(x[row * x_stride + at]);
+        const C upper = to_compute(x[row * x_stride + at + half]);
         const C want_lower = lower * c - upper * s;
         const C want_upper = upper * c + lower * s;
-        ASSERT_EQ(widen(out[row * out_stride + at]), widen(narrow<T>(want_lower)));
-        ASSERT_EQ(widen(out[row * out_stride + at + half]), widen(narrow<T>(want_upper)));
+        ASSERT_EQ(to_compute(out[row * out_stride + at]), to_compute(narrow<T>(want_lower)));
+        ASSERT_EQ(to_compute(out[row * out_stride + at + half]), to_compute(narrow<T>(want_upper)));
       }
     }
     for (std::int64_t i = heads * head_dim; i < out_stride; ++i) {
@@ -107,27 +95,27 @@ void check(std::int64_t heads, std::int64_t head_dim, std::int64_t x_gap, std::i
 }
 
 template <class T>
-void check_all() {
+void check_rotations_of() {
   for (const std::int64_t head_dim : {2, 6, 16, 34, 64, 128}) {
     for (const bool inverse : {false, true}) {
-      check<T>(1, head_dim, 0, 0, inverse);
-      check<T>(3, head_dim, 7, 0, inverse);
-      check<T>(4, head_dim, 0, 5, inverse);
+      check_rotation<T>(1, head_dim, 0, 0, inverse);
+      check_rotation<T>(3, head_dim, 7, 0, inverse);
+      check_rotation<T>(4, head_dim, 0, 5, inverse);
     }
   }
 }
 
 TEST(Rotary, Float32) {
-  check_all<float>();
+  check_rotations_of<float>();
 }
 TEST(Rotary, BFloat16) {
-  check_all<BFloat16>();
+  check_rotations_of<BFloat16>();
 }
 TEST(Rotary, Float16) {
-  check_all<Float16>();
+  check_rotations_of<Float16>();
 }
 TEST(Rotary, Float64) {
-  check_all<double>();
+  check_rotations_of<double>();
 }
 
 TEST(Rotary, TheInverseTurnsBack) {

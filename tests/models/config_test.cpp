@@ -1,5 +1,6 @@
 // Configurations: what transformers writes is read, written back and refused by name.
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <regex>
 

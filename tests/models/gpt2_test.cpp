@@ -1,5 +1,6 @@
 // GPT-2: Hugging Face's names and shapes, sizes, training and gradients.
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <cmath>
 

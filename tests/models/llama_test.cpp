@@ -1,5 +1,6 @@
 // Llama: Hugging Face's names and shapes, rotary tables, training and gradients.
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <cmath>
 #include <numbers>
@@ -12,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-json tiny_config() {
+json tiny_llama() {
   return {{"model_type", "llama"},    {"vocab_size", 11},
           {"hidden_size", 8},         {"intermediate_size", 12},
           {"num_hidden_layers", 2},   {"num_attention_heads", 4},
@@ -20,7 +21,7 @@ json tiny_config() {
 }
 
 TEST(Llama, HasHuggingFaceNamesAndShapes) {
-  json config = tiny_config();
+  json config = tiny_llama();
   config["num_hidden_layers"] = 1;
   config["head_dim"] = 4;  // wider than hidden_size / heads
   const auto model = models::make_language_model(config);
@@ -66,7 +67,7 @@ TEST(Llama, HasTheKnownNumbersOfParameters) {
 }
 
 TEST(Llama, LayersAreNamedForWrapPolicies) {
-  const auto model = models::make_language_model(tiny_config());
+  const auto model = models::make_language_model(tiny_llama());
   int layers = 0;
   for (const auto& [name, module] : model->named_modules()) {
     layers += module->class_name() == model->layer_class() ? 1 : 0;
@@ -78,7 +79,7 @@ TEST(Llama, LossBeginsNearTheUniformDistributionsAndFalls) {
   for (const DType dtype : {float32, float64}) {
     manual_seed(1);
     const nn::ParameterDTypeGuard guard(dtype);
-    const auto model = models::make_language_model(tiny_config());
+    const auto model = models::make_language_model(tiny_llama());
     const auto [first, last] = testing::losses_of_training(*model, 30);
     EXPECT_NEAR(first, std::log(11.0), 0.1) << name_of(dtype);
     EXPECT_LT(last, 0.5 * first) << name_of(dtype);
@@ -87,7 +88,7 @@ TEST(Llama, LossBeginsNearTheUniformDistributionsAndFalls) {
 
 TEST(Llama, ComputesInTheDtypeOfItsParameters) {
   const nn::ParameterDTypeGuard guard(bfloat16);
-  const auto model = models::make_language_model(tiny_config());
+  const auto model = models::make_language_model(tiny_llama());
   const auto batch = testing::counting_batch(2, 8, 11);
   EXPECT_EQ(model->forward(batch.ids).dtype(), bfloat16);
   const Tensor loss = model->loss(batch.ids, batch.targets);
@@ -99,11 +100,11 @@ TEST(Llama, ComputesInTheDtypeOfItsParameters) {
 }
 
 TEST(Llama, GradientsAgreeWithDifferences) {
-  testing::check_model_gradients(tiny_config());
+  testing::check_model_gradients(tiny_llama());
 }
 
 TEST(Llama, GradientsAgreeWithDifferencesInItsOtherForms) {
-  json config = tiny_config();
+  json config = tiny_llama();
   config["tie_word_embeddings"] = config["attention_bias"] = config["mlp_bias"] = true;
   config["num_key_value_heads"] = 1;
   config["attention_dropout"] = 0.2;
@@ -113,7 +114,7 @@ TEST(Llama, GradientsAgreeWithDifferencesInItsOtherForms) {
 
 TEST(Llama, RotaryTablesGrowWithoutChangingLogits) {
   manual_seed(5);
-  const auto model = models::make_language_model(tiny_config());
+  const auto model = models::make_language_model(tiny_llama());
   const auto short_ids = testing::counting_batch(1, 3, 11).ids;
   const std::vector<double> first = model->forward(short_ids).to_vector();
   (void)model->forward(testing::counting_batch(1, 16, 11).ids);  // the tables grow

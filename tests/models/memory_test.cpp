@@ -3,6 +3,7 @@
 #include "engine/memory.h"
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "engine/autograd.h"
 #include "models/model_testing.h"
@@ -12,13 +13,13 @@ namespace {
 
 using nlohmann::json;
 
-const json gpt2_config = {{"model_type", "gpt2"}, {"vocab_size", 40}, {"n_positions", 32},
-                          {"n_embd", 32},         {"n_layer", 3},     {"n_head", 4}};
-const json llama_config = {{"model_type", "llama"},    {"vocab_size", 40},
-                           {"hidden_size", 32},        {"intermediate_size", 48},
-                           {"num_hidden_layers", 3},   {"num_attention_heads", 4},
-                           {"num_key_value_heads", 2}, {"max_position_embeddings", 32},
-                           {"attention_dropout", 0.1}};
+const json measured_gpt2 = {{"model_type", "gpt2"}, {"vocab_size", 40}, {"n_positions", 32},
+                            {"n_embd", 32},         {"n_layer", 3},     {"n_head", 4}};
+const json measured_llama = {{"model_type", "llama"},    {"vocab_size", 40},
+                             {"hidden_size", 32},        {"intermediate_size", 48},
+                             {"num_hidden_layers", 3},   {"num_attention_heads", 4},
+                             {"num_key_value_heads", 2}, {"max_position_embeddings", 32},
+                             {"attention_dropout", 0.1}};
 
 void train_step(models::LanguageModel& model, optim::Optimizer& optimizer) {
   const auto batch = testing::counting_batch(2, 16, 40);
@@ -28,7 +29,7 @@ void train_step(models::LanguageModel& model, optim::Optimizer& optimizer) {
 }
 
 TEST(ModelMemory, NothingIsTakenFromTheSystemOnceStateIsThere) {
-  for (const json& config : {gpt2_config, llama_config}) {
+  for (const json& config : {measured_gpt2, measured_llama}) {
     manual_seed(1);
     const auto model = models::make_language_model(config);
     optim::AdamW optimizer(model->parameters(), {});
@@ -44,7 +45,7 @@ TEST(ModelMemory, NothingIsTakenFromTheSystemOnceStateIsThere) {
 }
 
 TEST(ModelMemory, AStepOnMetaTakesNone) {
-  for (json config : {gpt2_config, llama_config}) {
+  for (json config : {measured_gpt2, measured_llama}) {
     config[config.contains("n_embd") ? "n_embd" : "hidden_size"] = 4096;
     const DeviceGuard meta(Device::meta());
     const auto pool = MemoryPool::current();
@@ -70,7 +71,7 @@ TEST(ModelMemory, AStepOnMetaTakesNone) {
 // models/gpt2.h says what a layer keeps.
 TEST(ModelMemory, AGpt2LayerKeepsWhatItsHeaderSays) {
   const auto kept = [](int layers) {
-    json config = gpt2_config;
+    json config = measured_gpt2;
     config["n_layer"] = layers;
     config["resid_pdrop"] = config["embd_pdrop"] = config["attn_pdrop"] = 0.0;
     const auto model = models::make_language_model(config);
@@ -87,7 +88,7 @@ TEST(ModelMemory, AGpt2LayerKeepsWhatItsHeaderSays) {
 
 TEST(ModelMemory, ForwardWithoutGradientsKeepsNothing) {
   manual_seed(1);
-  const auto model = models::make_language_model(gpt2_config);
+  const auto model = models::make_language_model(measured_gpt2);
   const auto batch = testing::counting_batch(2, 16, 40);
   const auto pool = MemoryPool::current();
   const auto before = pool->stats().in_use;

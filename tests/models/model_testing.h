@@ -36,11 +36,11 @@ inline std::int64_t parameter_count(const nn::Module& module) {
 }
 
 // Rows that count up by one, modulo the vocabulary, from different starts.
-struct ToyBatch {
+struct CountingBatch {
   Tensor ids;
   Tensor targets;
 };
-inline ToyBatch counting_batch(std::int64_t batch, std::int64_t length, std::int64_t vocabulary) {
+inline CountingBatch counting_batch(std::int64_t batch, std::int64_t length, std::int64_t vocabulary) {
   std::vector<std::int32_t> ids;
   std::vector<std::int32_t> targets;
   for (std::int64_t b = 0; b < batch; ++b) {
@@ -55,7 +55,7 @@ inline ToyBatch counting_batch(std::int64_t batch, std::int64_t length, std::int
 // Loss before the first and after the last of `steps` AdamW steps on one toy batch.
 inline std::pair<double, double> losses_of_training(models::LanguageModel& model, int steps) {
   const OneThread one_thread;
-  const ToyBatch batch = counting_batch(2, 8, model.vocabulary());
+  const CountingBatch batch = counting_batch(2, 8, model.vocabulary());
   optim::AdamW optimizer(model.parameters(), {.lr = 1e-2, .weight_decay = 0});
   double first = 0;
   for (int step = 0; step < steps; ++step) {
@@ -75,7 +75,7 @@ inline void check_model_gradients(nlohmann::json config) {
   manual_seed(7);
   const nn::ParameterDTypeGuard fp64(float64);
   const auto model = models::make_language_model(config);
-  const ToyBatch batch = counting_batch(2, 5, model->vocabulary());
+  const CountingBatch batch = counting_batch(2, 5, model->vocabulary());
   std::vector<Tensor> leaves;
   for (const auto& parameter : model->named_parameters()) leaves.push_back(parameter.tensor);
   const auto loss = [&] {

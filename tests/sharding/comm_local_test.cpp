@@ -11,6 +11,7 @@
 #include "kernels/base/error.h"
 #include "kernels/base/parallel.h"
 #include "sharding/comm/world.h"
+#include "support/expect_parts.h"
 #include "tests/sharding/collective_cases.h"
 
 namespace tessera::comm {
@@ -18,8 +19,9 @@ namespace {
 
 using namespace std::chrono_literals;
 using Ranks = cases::Ranks;
+using tessera::testing::expect_parts;
 
-class LocalRanks : public testing::TestWithParam<int> {
+class LocalRanks : public ::testing::TestWithParam<int> {
  protected:
   static void run(const std::function<void(const Ranks&)>& fn) {
     run_local(GetParam(), [&](const Ranks& ranks) {
@@ -28,7 +30,7 @@ class LocalRanks : public testing::TestWithParam<int> {
     });
   }
 };
-INSTANTIATE_TEST_SUITE_P(Sizes, LocalRanks, testing::Range(1, 9));
+INSTANTIATE_TEST_SUITE_P(Sizes, LocalRanks, ::testing::Range(1, 9));
 
 TEST_P(LocalRanks, KnowThemselves) {
   run([](const Ranks& ranks) {
@@ -86,8 +88,8 @@ TEST(LocalLargeReductions, TakeSeveralChunks) {
 }
 
 // Runs and returns the error's text; the error has to be a rank failure within two seconds.
-std::string failure_of(int ranks, const std::function<void(const Ranks&)>& fn,
-                       ConnectOptions options = {}) {
+std::string text_of_failure(int ranks, const std::function<void(const Ranks&)>& fn,
+                            ConnectOptions options = {}) {
   const auto begin = std::chrono::steady_clock::now();
   try {
     run_local(ranks, fn, options);
@@ -98,12 +100,6 @@ std::string failure_of(int ranks, const std::function<void(const Ranks&)>& fn,
   }
   ADD_FAILURE() << "no error";
   return "";
-}
-
-void expect_parts(const std::string& text, const std::vector<std::string>& parts) {
-  for (const std::string& part : parts) {
-    EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is not in: " << text;
-  }
 }
 
 // Makes a rank-failed error out of every rank's experience, so that each can be looked at.
@@ -202,7 +198,7 @@ TEST(LocalFailures, ExceptionOfOneRankIsTheOneThatIsRethrown) {
 }
 
 TEST(LocalFailures, EarlyEndOfARankIsAnError) {
-  const std::string text = failure_of(3, [](const Ranks& ranks) {
+  const std::string text = text_of_failure(3, [](const Ranks& ranks) {
     ranks->barrier();
     if (ranks->rank() != 1) ranks->barrier({.step = 5});
   });
@@ -210,7 +206,7 @@ TEST(LocalFailures, EarlyEndOfARankIsAnError) {
 }
 
 TEST(LocalFailures, DestroyedGroupIsAnError) {
-  const std::string text = failure_of(2, [](const Ranks& ranks) {
+  const std::string text = text_of_failure(2, [](const Ranks& ranks) {
     auto group = ranks->duplicate("pair");
     if (ranks->rank() == 1) {
       group.reset();
@@ -223,28 +219,30 @@ TEST(LocalFailures, DestroyedGroupIsAnError) {
 }
 
 TEST(LocalFailures, DeadlineNamesWhoIsMissing) {
-  const std::string text = failure_of(3,
-                                      [](const Ranks& ranks) {
-                                        ranks->barrier({.step = 1});
-                                        if (ranks->rank() == 2) std::this_thread::sleep_for(900ms);
-                                        ranks->barrier({.step = 2});
-                                      },
-                                      {.collective_timeout = 300ms});
+  const std::string text = text_of_failure(3,
+                                           [](const Ranks& ranks) {
+                                             ranks->barrier({.step = 1});
+                                             if (ranks->rank() == 2)
+                                               std::this_thread::sleep_for(900ms);
+                                             ranks->barrier({.step = 2});
+                                           },
+                                           {.collective_timeout = 300ms});
   expect_parts(text, {"rank 2", "did not come", "0.3 s", "step 2", "the last call", "step 1"});
 }
 
 TEST(LocalFailures, DeadlineNamesWhoReads) {
-  const std::string text = failure_of(2,
-                                      [](const Ranks& ranks) {
-                                        auto buffer =
-                                            ranks->allocate("held", 64, Sharing::one_copy);
-                                        ranks->acquire(*buffer);
-                                        ranks->all_gather(*buffer, buffer->bytes(), {});
-                                        if (ranks->rank() == 0) buffer->release();
-                                        if (ranks->rank() == 1) std::this_thread::sleep_for(900ms);
-                                        ranks->acquire(*buffer);
-                                      },
-                                      {.collective_timeout = 300ms});
+  const std::string text = text_of_failure(2,
+                                           [](const Ranks& ranks) {
+                                             auto buffer =
+                                                 ranks->allocate("held", 64, Sharing::one_copy);
+                                             ranks->acquire(*buffer);
+                                             ranks->all_gather(*buffer, buffer->bytes(), {});
+                                             if (ranks->rank() == 0) buffer->release();
+                                             if (ranks->rank() == 1)
+                                               std::this_thread::sleep_for(900ms);
+                                             ranks->acquire(*buffer);
+                                           },
+                                           {.collective_timeout = 300ms});
   expect_parts(text, {"rank 1", "acquire of 'held'"});
 }
 

@@ -16,6 +16,7 @@
 #include "kernels/base/parallel.h"
 #include "sharding/comm/handshake.h"
 #include "sharding/comm/world.h"
+#include "sharding/process_world.h"
 #include "tests/sharding/collective_cases.h"
 #include "tests/support/processes.h"
 
@@ -25,26 +26,18 @@ namespace {
 using namespace std::chrono_literals;
 using tessera::testing::Outcome;
 using tessera::testing::Processes;
+using tessera::testing::world_of_process;
 using Ranks = cases::Ranks;
 using RankBody = std::function<void(const Ranks&, std::atomic<int>& progress)>;
 
 constexpr int rank_failed = static_cast<int>(ErrorCode::rank_failed);
 constexpr int configuration = static_cast<int>(ErrorCode::configuration);
 
-World world_of(int rank, int size) {
-  return {.rank = rank,
-          .size = size,
-          .local_rank = rank,
-          .local_size = size,
-          .run_id = std::to_string(getppid()) +
-                    ::testing::UnitTest::GetInstance()->current_test_info()->name()};
-}
-
 // Starts `size` ranks that connect and run the body.
 Processes start(int size, const RankBody& body, ConnectOptions options = {}) {
   return Processes(size, [=](int rank, std::atomic<int>& progress) {
     set_compute_threads(1);
-    body(connect(world_of(rank, size), options), progress);
+    body(connect(world_of_process(rank, size), options), progress);
   });
 }
 
@@ -117,7 +110,7 @@ TEST(ShmMemory, FreedBuffersGoBackToTheSystemAndDescriptorsAreClosed) {
   Processes processes(2, [](int rank, std::atomic<int>&) {
     const auto before = tessera::testing::files_in("/proc/self/fd");
     {
-      const Ranks ranks = connect(world_of(rank, 2));
+      const Ranks ranks = connect(world_of_process(rank, 2));
       for (int i = 0; i < 16; ++i) {  // 16 times 32 MiB: more than would stay unnoticed
         auto buffer = ranks->allocate("temporary", std::size_t{16} << 20, Sharing::per_rank);
         buffer->data()[12345] = std::byte{1};
@@ -304,7 +297,7 @@ TEST(ShmFailures, ExceptionOfARankIsSeenAsSuch) {
 TEST(ShmRendezvous, MissingRanksAreNamed) {
   Processes processes(4, [](int rank, std::atomic<int>&) {
     if (rank == 1 || rank == 3) return;
-    connect(world_of(rank, 4), {.rendezvous_timeout = 400ms});
+    connect(world_of_process(rank, 4), {.rendezvous_timeout = 400ms});
   });
   const std::vector<Outcome> outcomes = processes.wait(5s);
   for (const int rank : {0, 2}) {
@@ -315,14 +308,14 @@ TEST(ShmRendezvous, MissingRanksAreNamed) {
 
 TEST(ShmRendezvous, MissingRank0IsNamed) {
   Processes processes(2, [](int rank, std::atomic<int>&) {
-    if (rank != 0) connect(world_of(rank, 2), {.rendezvous_timeout = 300ms});
+    if (rank != 0) connect(world_of_process(rank, 2), {.rendezvous_timeout = 300ms});
   });
   expect_failure(processes.wait(5s)[1], rank_failed, {"rank 0 did not come", "MASTER_ADDR"});
 }
 
 TEST(ShmRendezvous, DuplicateRankIsRefused) {
   Processes processes(3, [](int index, std::atomic<int>&) {
-    connect(world_of(index == 0 ? 0 : 1, 3), {.rendezvous_timeout = 5s});
+    connect(world_of_process(index == 0 ? 0 : 1, 3), {.rendezvous_timeout = 5s});
   });
   for (const Outcome& outcome : processes.wait(8s)) {
     expect_failure(outcome, configuration, {"rank 1 is there twice", "RANK=1"});
@@ -333,7 +326,7 @@ TEST(ShmRendezvous, DuplicateRank0IsRefused) {
   Processes processes(2, [](int index, std::atomic<int>& progress) {
     if (index == 1) std::this_thread::sleep_for(100ms);
     progress = 1;
-    connect(world_of(0, 2), {.rendezvous_timeout = 500ms});
+    connect(world_of_process(0, 2), {.rendezvous_timeout = 500ms});
   });
   const std::vector<Outcome> outcomes = processes.wait(5s);
   expect_failure(outcomes[0], rank_failed, {"rank 1", "did not come"});
@@ -342,7 +335,7 @@ TEST(ShmRendezvous, DuplicateRank0IsRefused) {
 
 TEST(ShmRendezvous, DisagreementOnTheWorldIsRefused) {
   Processes processes(2, [](int rank, std::atomic<int>&) {
-    connect(world_of(rank, rank == 0 ? 2 : 3), {.rendezvous_timeout = 2s});
+    connect(world_of_process(rank, rank == 0 ? 2 : 3), {.rendezvous_timeout = 2s});
   });
   for (const Outcome& outcome : processes.wait(5s)) {
     expect_failure(outcome, configuration, {"rank 1", "WORLD_SIZE=3", "2"});
@@ -369,15 +362,15 @@ TEST(ShmRendezvous, StrangersAreTurnedAway) {
   Processes processes(3, [](int index, std::atomic<int>&) {
     if (index == 1) {
       std::this_thread::sleep_for(300ms);
-      connect(world_of(1, 2), {.rendezvous_timeout = 5s});
+      connect(world_of_process(1, 2), {.rendezvous_timeout = 5s});
       return;
     }
     if (index == 0) {
-      connect(world_of(0, 2), {.rendezvous_timeout = 5s});
+      connect(world_of_process(0, 2), {.rendezvous_timeout = 5s});
       return;
     }
     std::this_thread::sleep_for(100ms);
-    const auto meeting = meeting_address(world_of(0, 2));
+    const auto meeting = meeting_address(world_of_process(0, 2));
     const auto call = [&] {
       const int socket = ::socket(AF_UNIX, SOCK_SEQPACKET, 0);
       EXPECT_EQ(
@@ -403,13 +396,13 @@ TEST(ShmRendezvous, StrangersAreTurnedAway) {
 
 TEST(ShmRendezvous, AnotherVersionIsRefused) {
   Processes processes(2, [](int index, std::atomic<int>&) {
-    if (index == 0) connect(world_of(0, 2), {.rendezvous_timeout = 5s});
+    if (index == 0) connect(world_of_process(0, 2), {.rendezvous_timeout = 5s});
     std::this_thread::sleep_for(100ms);
-    const auto meeting = meeting_address(world_of(0, 2));
+    const auto meeting = meeting_address(world_of_process(0, 2));
     const int socket = ::socket(AF_UNIX, SOCK_SEQPACKET, 0);
     ASSERT_EQ(
         ::connect(socket, reinterpret_cast<const sockaddr*>(&meeting.address), meeting.length), 0);
-    Hello hello = hello_of(world_of(1, 2));
+    Hello hello = hello_of(world_of_process(1, 2));
     std::snprintf(hello.library, sizeof(hello.library), "9.9.9");
     ASSERT_EQ(send(socket, &hello, sizeof(hello), 0), static_cast<ssize_t>(sizeof(hello)));
     const Answer answer = receive_answer(socket);
@@ -424,7 +417,7 @@ TEST(ShmRendezvous, ARankThatDiesOnTheWayIsNamed) {
   Processes processes(3, [](int rank, std::atomic<int>& progress) {
     progress = 1;
     if (rank == 2) std::this_thread::sleep_for(60s);
-    connect(world_of(rank, 3), {.rendezvous_timeout = 8s});
+    connect(world_of_process(rank, 3), {.rendezvous_timeout = 8s});
   });
   ASSERT_TRUE(processes.wait_for_progress(1, 1));
   std::this_thread::sleep_for(200ms);
@@ -442,7 +435,7 @@ TEST(ShmRendezvous, ARankThatDiesOnTheWayIsNamed) {
 TEST(ShmRendezvous, JobsDoNotMeet) {
   Processes processes(4, [](int index, std::atomic<int>&) {
     for (int round = 0; round < 20; ++round) {
-      World world = world_of(index % 2, 2);
+      World world = world_of_process(index % 2, 2);
       world.run_id += index / 2 == 0 ? "a" : "b";
       const Ranks ranks = connect(world, {.rendezvous_timeout = 5s});
       const std::string job = std::to_string(index / 2) + "." + std::to_string(round);

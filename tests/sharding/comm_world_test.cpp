@@ -8,10 +8,12 @@
 #include "kernels/base/error.h"
 #include "sharding/comm/timeout.h"
 #include "sharding/comm/world.h"
+#include "support/expect_parts.h"
 
 namespace tessera::comm {
 namespace {
 
+using tessera::testing::expect_parts;
 using Environment = std::map<std::string, std::string>;
 
 constexpr const char* known[] = {"RANK",
@@ -33,7 +35,7 @@ constexpr const char* known[] = {"RANK",
                                  "SLURM_JOB_ID",
                                  "TESSERA_COMM_TIMEOUT"};
 
-class WorldFromEnvironment : public testing::Test {
+class WorldFromEnvironment : public ::testing::Test {
  protected:
   static World world(const Environment& environment) {
     for (const char* name : known) unsetenv(name);
@@ -54,12 +56,6 @@ class WorldFromEnvironment : public testing::Test {
     for (const char* name : known) unsetenv(name);
   }
 };
-
-void expect_parts(const std::string& text, const std::vector<std::string>& parts) {
-  for (const std::string& part : parts) {
-    EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is not in: " << text;
-  }
-}
 
 TEST_F(WorldFromEnvironment, NothingIsOneRank) {
   const World one = world({});

@@ -42,7 +42,7 @@ class Patience {
 
 using Program = std::function<void(Context&, Branches&, ShardedModel&)>;
 
-std::string failure_of(int world, Strategy strategy, const Program& program) {
+std::string failure_of_branches(int world, Strategy strategy, const Program& program) {
   const Patience patience;
   const auto begin = std::chrono::steady_clock::now();
   std::string message = "no failure";
@@ -64,8 +64,8 @@ std::string failure_of(int world, Strategy strategy, const Program& program) {
 
 TEST(Divergence, AnotherUnitInTheForward) {
   for (const int world : {2, 3}) {
-    const std::string message =
-        failure_of(world, Strategy::full_shard, [](Context& context, Branches& net, ShardedModel&) {
+    const std::string message = failure_of_branches(
+        world, Strategy::full_shard, [](Context& context, Branches& net, ShardedModel&) {
           const bool other = context.rank() == 1;
           net.forward(Tensor::full({2, 8}, 1), !other, other).backward();
         });
@@ -78,7 +78,7 @@ TEST(Divergence, AnotherUnitInTheForward) {
 TEST(Divergence, OneRankReducesOtherUnits) {
   for (const Strategy strategy : {Strategy::no_shard, Strategy::shard_optimizer}) {
     const std::string message =
-        failure_of(2, strategy, [](Context& context, Branches& net, ShardedModel&) {
+        failure_of_branches(2, strategy, [](Context& context, Branches& net, ShardedModel&) {
           const bool other = context.rank() == 1;
           net.forward(Tensor::full({2, 8}, 1), !other, other).backward();
         });
@@ -90,7 +90,7 @@ TEST(Divergence, OneRankReducesOtherUnits) {
 TEST(Divergence, OneRankLeavesAUnitOut) {
   for (const Strategy strategy : {Strategy::full_shard, Strategy::shard_grad_op}) {
     const std::string message =
-        failure_of(2, strategy, [](Context& context, Branches& net, ShardedModel&) {
+        failure_of_branches(2, strategy, [](Context& context, Branches& net, ShardedModel&) {
           net.forward(Tensor::full({2, 8}, 1), true, context.is_main()).backward();
         });
     EXPECT_NE(message.find("rank 1"), std::string::npos) << message;
@@ -98,8 +98,8 @@ TEST(Divergence, OneRankLeavesAUnitOut) {
 }
 
 TEST(Divergence, OneRankStopsEarly) {
-  const std::string message =
-      failure_of(3, Strategy::full_shard, [](Context& context, Branches& net, ShardedModel&) {
+  const std::string message = failure_of_branches(
+      3, Strategy::full_shard, [](Context& context, Branches& net, ShardedModel&) {
         for (int step = 0; step < (context.rank() == 2 ? 1 : 3); ++step) {
           net.forward(Tensor::full({2, 8}, 1), true, true).backward();
         }
@@ -108,8 +108,8 @@ TEST(Divergence, OneRankStopsEarly) {
 }
 
 TEST(Divergence, OneRankThrows) {
-  const std::string message =
-      failure_of(3, Strategy::full_shard, [](Context& context, Branches& net, ShardedModel&) {
+  const std::string message = failure_of_branches(
+      3, Strategy::full_shard, [](Context& context, Branches& net, ShardedModel&) {
         for (int step = 0; step < 3; ++step) {
           const Tensor loss = net.forward(Tensor::full({2, 8}, 1), true, true);
           if (context.rank() == 1 && step == 1) throw std::runtime_error("rank 1's own trouble");
@@ -120,8 +120,8 @@ TEST(Divergence, OneRankThrows) {
 }
 
 TEST(Divergence, OneRankClips) {
-  const std::string message =
-      failure_of(2, Strategy::full_shard, [](Context& context, Branches& net, ShardedModel& model) {
+  const std::string message = failure_of_branches(
+      2, Strategy::full_shard, [](Context& context, Branches& net, ShardedModel& model) {
         net.forward(Tensor::full({2, 8}, 1), true, true).backward();
         if (context.is_main()) model.clip_grad_norm(1.0);
         net.forward(Tensor::full({2, 8}, 1), true, true).backward();

@@ -11,28 +11,23 @@
 
 #include "kernels/base/error.h"
 #include "sharding/comm/world.h"
+#include "sharding/process_world.h"
+#include "support/expect_parts.h"
 #include "support/processes.h"
 
 namespace tessera::comm {
 namespace {
 
 using namespace std::chrono_literals;
+using tessera::testing::expect_parts;
 using tessera::testing::Outcome;
 using tessera::testing::Processes;
+using tessera::testing::world_of_process;
 using Ranks = std::shared_ptr<Communicator>;
 
 constexpr ConnectOptions impatient{.standstill_timeout = 400ms};
 
-World world_of(int rank, int size) {
-  return {.rank = rank,
-          .size = size,
-          .local_rank = rank,
-          .local_size = size,
-          .run_id = std::to_string(getppid()) +
-                    ::testing::UnitTest::GetInstance()->current_test_info()->name()};
-}
-
-std::string failure_of(int ranks, const std::function<void(const Ranks&)>& fn) {
+std::string failure_of_impatient_ranks(int ranks, const std::function<void(const Ranks&)>& fn) {
   const auto begin = std::chrono::steady_clock::now();
   std::string message = "no failure";
   try {
@@ -43,12 +38,6 @@ std::string failure_of(int ranks, const std::function<void(const Ranks&)>& fn) {
   }
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 20s);
   return message;
-}
-
-void expect_parts(const std::string& text, const std::vector<std::string>& parts) {
-  for (const std::string& part : parts) {
-    EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is not in: " << text;
-  }
 }
 
 // Rank 0 goes to one channel, the others to another.
@@ -64,7 +53,7 @@ void part_ways(const Ranks& ranks) {
 
 TEST(Standstill, RanksInDifferentChannelsAreNamedWithTheirCalls) {
   for (const int ranks : {2, 5}) {
-    const std::string text = failure_of(ranks, part_ways);
+    const std::string text = failure_of_impatient_ranks(ranks, part_ways);
     expect_parts(text, {"all ranks wait for one another", "0.4 s", "rank 0", "'left'",
                         "barrier (step 7, unit 1, forward)", "rank 1", "'right'",
                         "exchange (step 7, unit 2, backward)"});
@@ -73,7 +62,7 @@ TEST(Standstill, RanksInDifferentChannelsAreNamedWithTheirCalls) {
 }
 
 TEST(Standstill, WorkersThatTheirRanksWaitForAreNamed) {
-  const std::string text = failure_of(2, [](const Ranks& ranks) {
+  const std::string text = failure_of_impatient_ranks(2, [](const Ranks& ranks) {
     auto first = ranks->duplicate("first");
     auto second = ranks->duplicate("second");
     std::exception_ptr failure;
@@ -95,8 +84,9 @@ TEST(Standstill, WorkersThatTheirRanksWaitForAreNamed) {
 }
 
 TEST(Standstill, ProcessesAreNamedByTheirNumbers) {
-  Processes processes(
-      3, [](int rank, std::atomic<int>&) { part_ways(connect(world_of(rank, 3), impatient)); });
+  Processes processes(3, [](int rank, std::atomic<int>&) {
+    part_ways(connect(world_of_process(rank, 3), impatient));
+  });
   const std::vector<Outcome> outcomes = processes.wait(20s);
   for (const Outcome& outcome : outcomes) {
     EXPECT_EQ(outcome.exit_code, static_cast<int>(ErrorCode::rank_failed)) << outcome.message;
@@ -139,7 +129,7 @@ TEST(Standstill, OneRankThatWorksIsWaitedFor) {
 // A rank that is stopped inside a wait would go on if it could: what it waits for is there.
 TEST(Standstill, AStoppedRankIsWaitedFor) {
   Processes processes(2, [](int rank, std::atomic<int>& progress) {
-    const Ranks ranks = connect(world_of(rank, 2), impatient);
+    const Ranks ranks = connect(world_of_process(rank, 2), impatient);
     auto other = ranks->duplicate("other");
     progress = 1;
     if (rank == 0) std::this_thread::sleep_for(300ms);  // rank 1 sleeps in the barrier by now

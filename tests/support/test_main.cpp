@@ -1,12 +1,18 @@
-// main() of a program that holds the tests of many source files:
-//   PROGRAM [FILE ...] [--files] [GoogleTest's options]
-// FILE is a source's name without folder and suffix (fill_test): only the tests of these files run,
-// and of those the ones that --gtest_filter selects. --files lists the names there are.
+// main() of the test programs. A program holds all tests of a floor; the names of source files on
+// its command line choose the tests that stand in them, so that CTest runs each file in a process
+// of its own:
+//
+//   sharding_tests comm_local_test layout_test     the tests of these two files
+//   sharding_tests --files                         the names that can be given
+//
+// GoogleTest's own options work beside them. Where TESSERA_TEST_REPORTS names a folder, the run
+// writes its report there, as <TESSERA_TEST_NAME>.xml.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
-#include <map>
 #include <set>
 #include <string>
 #include <string_view>
@@ -14,55 +20,69 @@
 
 namespace {
 
-using TestsByFile = std::map<std::string, std::vector<std::string>>;
-
-TestsByFile tests_by_file() {
-  TestsByFile tests;
-  const auto& program = *::testing::UnitTest::GetInstance();
+// Calls `visit` with every test of this program.
+template <class Visit>
+void for_each_test(Visit visit) {
+  const testing::UnitTest& program = *testing::UnitTest::GetInstance();
   for (int i = 0; i < program.total_test_suite_count(); ++i) {
-    const auto& suite = *program.GetTestSuite(i);
-    for (int j = 0; j < suite.total_test_count(); ++j) {
-      const auto& test = *suite.GetTestInfo(j);
-      tests[std::filesystem::path(test.file()).stem()].push_back(std::string(suite.name()) + "." +
-                                                                 test.name());
-    }
+    const testing::TestSuite& suite = *program.GetTestSuite(i);
+    for (int j = 0; j < suite.total_test_count(); ++j) visit(suite, *suite.GetTestInfo(j));
   }
-  return tests;
 }
 
-// What is asked for already, without the tests of all other files.
-std::string filter_for(const std::set<std::string>& files, const TestsByFile& tests,
-                       std::string filter) {
-  for (const auto& [file, names] : tests) {
-    if (files.contains(file)) continue;
-    for (const std::string& name : names) {
-      filter += filter.find('-') == std::string::npos ? '-' : ':';
-      filter += name;
-    }
-  }
+std::string file_of(const testing::TestInfo& test) {
+  return std::filesystem::path(test.file()).stem().string();
+}
+
+std::set<std::string> files_with_tests() {
+  std::set<std::string> files;
+  for_each_test([&](const testing::TestSuite&, const testing::TestInfo& test) {
+    files.insert(file_of(test));
+  });
+  return files;
+}
+
+// A filter that, added to the user's own, leaves the tests of `files` alone.
+std::string without_other_files(std::string filter, const std::vector<std::string>& files) {
+  char separator = filter.find('-') == std::string::npos ? '-' : ':';
+  for_each_test([&](const testing::TestSuite& suite, const testing::TestInfo& test) {
+    if (std::find(files.begin(), files.end(), file_of(test)) != files.end()) return;
+    filter += separator;
+    filter += std::string(suite.name()) + "." + test.name();
+    separator = ':';
+  });
   return filter;
+}
+
+// Before GoogleTest reads its options: one on the command line goes before.
+void choose_report() {
+  const char* folder = std::getenv("TESSERA_TEST_REPORTS");
+  const char* name = std::getenv("TESSERA_TEST_NAME");
+  if (folder == nullptr || name == nullptr) return;
+  GTEST_FLAG_SET(output, std::string("xml:") + folder + "/" + name + ".xml");
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  ::testing::InitGoogleTest(&argc, argv);  // takes its own options out of the arguments
-  const TestsByFile tests = tests_by_file();
-  std::set<std::string> files;
-  for (const std::string_view argument : std::vector<std::string_view>(argv + 1, argv + argc)) {
-    if (argument == "--files") {
-      for (const auto& [file, names] : tests) std::printf("%s\n", file.c_str());
+  choose_report();
+  testing::InitGoogleTest(&argc, argv);  // takes its options out of argv
+  const std::set<std::string> known = files_with_tests();
+  std::vector<std::string> wanted;
+  for (int i = 1; i < argc; ++i) {
+    if (std::string_view(argv[i]) == "--files") {
+      for (const std::string& file : known) std::puts(file.c_str());
       return 0;
     }
-    if (!tests.contains(std::string(argument))) {
-      std::fprintf(stderr, "%s: no tests in a file '%s'; --files lists what there is\n", argv[0],
-                   std::string(argument).c_str());
+    if (known.count(argv[i]) == 0) {
+      std::fprintf(stderr, "%s: no test stands in a file '%s'; --files lists those there are\n",
+                   argv[0], argv[i]);
       return 2;
     }
-    files.emplace(argument);
+    wanted.emplace_back(argv[i]);
   }
-  if (!files.empty()) {
-    GTEST_FLAG_SET(filter, filter_for(files, tests, GTEST_FLAG_GET(filter)));
+  if (!wanted.empty()) {
+    GTEST_FLAG_SET(filter, without_other_files(GTEST_FLAG_GET(filter), wanted));
   }
   return RUN_ALL_TESTS();
 }

@@ -2,6 +2,7 @@
 #include "sharding/comm/control/bootstrap.h"
 
 #include <arpa/inet.h>
+#include <fmt/format.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>

@@ -2,6 +2,7 @@
 #include "sharding/comm/control/hub.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>

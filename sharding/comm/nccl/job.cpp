@@ -1,6 +1,7 @@
 // The watch over a rank's NCCL communicators.
 #include "sharding/comm/nccl/job.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 
 #include "engine/backend.h"

@@ -1,13 +1,16 @@
-// Every differentiable op against central differences in fp64, in its shapes and options, on the
-// default device. tests/engine/gradient_check_test.cpp checks the CPU's ops, and
-// tests/cuda/gradient_check_test.cpp the GPU's.
+// Every differentiable op against central differences in fp64, in its shapes and options, on one
+// device. The last test fails when an op of engine/ops/op_list.h was reached by no check.
+//
+// For a test program to include, once, with checked_device() beside it:
+// tests/engine/gradient_check_test.cpp checks the CPU's ops, tests/cuda/gradient_check_test.cpp the
+// GPU's.
 #pragma once
 
 #include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <string>
+#include <string_view>
 
 #include "engine/autograd.h"
 #include "engine/ops.h"
@@ -22,6 +25,15 @@ using testing::leaf;
 using testing::values;
 using testing::weighted_sum;
 
+// Whose ops are checked. The includer defines it.
+Device checked_device();
+
+class GradientCheck : public ::testing::Test {
+ protected:
+  void SetUp() override { set_default_device(checked_device()); }
+  void TearDown() override { set_default_device(Device::cpu()); }
+};
+
 // Ids, masks and tables go where the leaves are.
 template <class T>
 Tensor constant(const std::vector<T>& values, const Shape& shape) {
@@ -30,7 +42,7 @@ Tensor constant(const std::vector<T>& values, const Shape& shape) {
 
 using BinaryFunction = Tensor (*)(const Tensor&, const Tensor&);
 
-inline void check_arithmetic_with_every_broadcast() {
+TEST_F(GradientCheck, ArithmeticWithEveryBroadcast) {
   for (const BinaryFunction op : {BinaryFunction(add), BinaryFunction(subtract),
                                   BinaryFunction(multiply), BinaryFunction(divide)}) {
     for (const Shape& shape : {Shape{3, 2, 5}, Shape{2, 5}, Shape{5}, Shape{1}, Shape{}}) {
@@ -42,12 +54,12 @@ inline void check_arithmetic_with_every_broadcast() {
   }
 }
 
-inline void check_arithmetic_of_a_tensor_with_itself() {
+TEST_F(GradientCheck, ArithmeticOfATensorWithItself) {
   const Tensor x = leaf({2, 3}, 3, 0.5, 1.5);
   check_gradients([&] { return weighted_sum(x * x + x / x - (x - x) + x); }, {x});
 }
 
-inline void check_arithmetic_with_one_operand_without_gradient() {
+TEST_F(GradientCheck, ArithmeticWithOneOperandWithoutGradient) {
   const Tensor a = leaf({2, 3}, 4);
   const Tensor fixed = values({3}, 5, 0.5, 1.5);
   check_gradients([&] { return weighted_sum((a * fixed + fixed) / fixed - fixed); }, {a});
@@ -56,12 +68,12 @@ inline void check_arithmetic_with_one_operand_without_gradient() {
   check_gradients([&] { return weighted_sum(wide * b + wide / b - b); }, {b});
 }
 
-inline void check_affine() {
+TEST_F(GradientCheck, Affine) {
   const Tensor x = leaf({4, 3}, 8);
   check_gradients([&] { return weighted_sum(affine(x, -2.5, 0.75) + (x * 3.0 + 1.0)); }, {x});
 }
 
-inline void check_unary_functions() {
+TEST_F(GradientCheck, UnaryFunctions) {
   for (const UnaryOp op :
        {UnaryOp::negate, UnaryOp::relu, UnaryOp::gelu_erf, UnaryOp::gelu_tanh, UnaryOp::silu,
         UnaryOp::tanh, UnaryOp::sigmoid, UnaryOp::exp, UnaryOp::square}) {
@@ -75,14 +87,14 @@ inline void check_unary_functions() {
   }
 }
 
-inline void check_casts_that_keep_the_precision() {
+TEST_F(GradientCheck, CastsThatKeepThePrecision) {
   // To fp32 and back: the checked function stays smooth at steps far above fp32's resolution.
   const Tensor x = leaf({6}, 11);
   check_gradients([&] { return weighted_sum(cast(cast(x, float32), float64)); }, {x},
                   {.step = 1e-2, .tolerance = 1e-4});
 }
 
-inline void check_reshape() {
+TEST_F(GradientCheck, Reshape) {
   const Tensor x = leaf({2, 6}, 12);
   const Tensor y = leaf({4}, 13);
   check_gradients(
@@ -92,19 +104,19 @@ inline void check_reshape() {
       {x, y});
 }
 
-inline void check_sum_and_mean() {
+TEST_F(GradientCheck, SumAndMean) {
   const Tensor x = leaf({3, 5}, 14);
   check_gradients([&] { return square(sum(x)) + mean(x * x); }, {x});
 }
 
-inline void check_softmax() {
+TEST_F(GradientCheck, Softmax) {
   for (const std::int64_t columns : {1, 2, 9, 33}) {
     const Tensor x = leaf({2, 3, columns}, 15, -3, 3);
     check_gradients([&] { return weighted_sum(softmax(x)); }, {x});
   }
 }
 
-inline void check_matrix_products() {
+TEST_F(GradientCheck, MatrixProducts) {
   const Tensor a = leaf({4, 3}, 16);
   const Tensor b = leaf({3, 5}, 17);
   check_gradients([&] { return weighted_sum(matmul(a, b)); }, {a, b});
@@ -116,7 +128,7 @@ inline void check_matrix_products() {
                   {square_matrix});
 }
 
-inline void check_linear_in_both_layouts() {
+TEST_F(GradientCheck, LinearInBothLayouts) {
   for (const WeightLayout layout : {WeightLayout::out_in, WeightLayout::in_out}) {
     const Tensor x = leaf({2, 3, 4}, 21);
     const Tensor weight = leaf(layout == WeightLayout::out_in ? Shape{5, 4} : Shape{4, 5}, 22);
@@ -133,7 +145,7 @@ inline void check_linear_in_both_layouts() {
   }
 }
 
-inline void check_bias_gelu_linear() {
+TEST_F(GradientCheck, BiasGeluLinear) {
   for (const WeightLayout layout : {WeightLayout::out_in, WeightLayout::in_out}) {
     for (const bool exact : {false, true}) {
       const Tensor x = leaf({2, 3, 4}, 26, -2, 2);
@@ -157,7 +169,7 @@ inline void check_bias_gelu_linear() {
   }
 }
 
-inline void check_swiglu_linear() {
+TEST_F(GradientCheck, SwigluLinear) {
   for (const WeightLayout layout : {WeightLayout::out_in, WeightLayout::in_out}) {
     const Tensor gate = leaf({2, 3, 4}, 30, -2, 2);
     const Tensor up = leaf({2, 3, 4}, 31);
@@ -169,7 +181,7 @@ inline void check_swiglu_linear() {
   }
 }
 
-inline void check_embedding() {
+TEST_F(GradientCheck, Embedding) {
   const Tensor table = leaf({7, 3}, 33);
   const Tensor ids = constant(std::vector<std::int32_t>{6, 0, 2, 2, 2, 5}, {2, 3});
   const Tensor long_ids = constant(std::vector<std::int64_t>{1, 1}, {2});
@@ -181,7 +193,7 @@ inline void check_embedding() {
   check_gradients(tied, {table});
 }
 
-inline void check_norms() {
+TEST_F(GradientCheck, Norms) {
   for (const Shape& shape : {Shape{2, 3, 8}, Shape{3, 5}, Shape{1, 17}}) {
     const Tensor x = leaf(shape, 34, -2, 2);
     const Tensor gamma = leaf({shape[-1]}, 35, 0.5, 1.5);
@@ -196,7 +208,7 @@ inline void check_norms() {
   }
 }
 
-inline void check_norms_fused_with_the_residual_addition() {
+TEST_F(GradientCheck, NormsFusedWithTheResidualAddition) {
   const Tensor x = leaf({2, 3, 6}, 38);
   const Tensor residual = leaf({2, 3, 6}, 39);
   const Tensor gamma = leaf({6}, 40, 0.5, 1.5);
@@ -223,7 +235,7 @@ inline void check_norms_fused_with_the_residual_addition() {
   check_gradients(doubled, {x, gamma});
 }
 
-inline void check_linear_layers_that_compute_a_norm_again() {
+TEST_F(GradientCheck, LinearLayersThatComputeANormAgain) {
   const Tensor x = leaf({2, 3, 6}, 60);
   const Tensor residual = leaf({2, 3, 6}, 61);
   const Tensor gamma = leaf({6}, 62, 0.5, 1.5);
@@ -239,7 +251,7 @@ inline void check_linear_layers_that_compute_a_norm_again() {
   check_gradients(function, {x, residual, gamma, beta, first, second});
 }
 
-inline void check_dropout_with_a_fixed_key() {
+TEST_F(GradientCheck, DropoutWithAFixedKey) {
   manual_seed(3);
   const Tensor x = leaf({4, 9}, 42);
   const auto function = [&] {
@@ -249,7 +261,7 @@ inline void check_dropout_with_a_fixed_key() {
   check_gradients(function, {x});
 }
 
-inline void check_rotary() {
+TEST_F(GradientCheck, Rotary) {
   const Tensor angles = values({6, 2}, 43, 0, 3);
   std::vector<float> cosine;
   std::vector<float> sine;
@@ -273,7 +285,7 @@ struct AttentionCase {
   bool masked;
 };
 
-inline void check_attention() {
+TEST_F(GradientCheck, Attention) {
   manual_seed(3);
   for (const AttentionCase& c :
        {AttentionCase{1, 1, 4, 3, 3, false, 0, false}, AttentionCase{2, 2, 3, 5, 5, true, 0, false},
@@ -299,14 +311,14 @@ inline void check_attention() {
   }
 }
 
-inline void check_attention_of_rows_that_see_nothing() {
+TEST_F(GradientCheck, AttentionOfRowsThatSeeNothing) {
   const Tensor x = leaf({2, 3, 4}, 48);
   const Tensor mask = constant(std::vector<std::uint8_t>{0, 1, 1, 0, 0, 0}, {2, 3});
   const AttentionOptions options{.heads = 2, .causal = true, .key_mask = mask};
   check_gradients([&] { return weighted_sum(attention(x, x, x, options)); }, {x});
 }
 
-inline void check_packed_attention() {
+TEST_F(GradientCheck, PackedAttention) {
   manual_seed(3);
   for (const std::int64_t key_heads : {1, 2, 4}) {
     for (const double dropout : {0.0, 0.3}) {
@@ -322,7 +334,7 @@ inline void check_packed_attention() {
   }
 }
 
-inline void check_cross_entropy_with_ignored_targets() {
+TEST_F(GradientCheck, CrossEntropyWithIgnoredTargets) {
   const Tensor logits = leaf({2, 3, 7}, 50, -3, 3);
   const Tensor targets = constant(std::vector<std::int32_t>{0, 6, -100, 3, 3, -100}, {2, 3});
   check_gradients([&] { return cross_entropy(logits, targets); }, {logits});
@@ -332,7 +344,7 @@ inline void check_cross_entropy_with_ignored_targets() {
   check_gradients([&] { return cross_entropy(logits, none) + sum(logits); }, {logits});
 }
 
-inline void check_one_tensor_on_many_paths() {
+TEST_F(GradientCheck, OneTensorOnManyPaths) {
   const Tensor x = leaf({3, 4}, 51);
   const Tensor weight = leaf({4, 4}, 52);
   const auto function = [&] {
@@ -345,7 +357,7 @@ inline void check_one_tensor_on_many_paths() {
   check_gradients(function, {x, weight});
 }
 
-inline void check_finds_a_wrong_gradient() {
+TEST_F(GradientCheck, FindsAWrongGradient) {
   const Tensor x = leaf({3}, 53);
   const auto wrong = [&](double factor) {
     Tensor y = Tensor::empty({3}, float64);
@@ -360,36 +372,19 @@ inline void check_finds_a_wrong_gradient() {
   EXPECT_NONFATAL_FAILURE(check_gradients([&] { return wrong(1.00001); }, {x}), "tape");
 }
 
-struct GradientCase {
-  const char* name;
-  void (*check)();
-};
-inline constexpr GradientCase gradient_cases[] = {
-    {"ArithmeticWithEveryBroadcast", check_arithmetic_with_every_broadcast},
-    {"ArithmeticOfATensorWithItself", check_arithmetic_of_a_tensor_with_itself},
-    {"ArithmeticWithOneOperandWithoutGradient", check_arithmetic_with_one_operand_without_gradient},
-    {"Affine", check_affine},
-    {"UnaryFunctions", check_unary_functions},
-    {"CastsThatKeepThePrecision", check_casts_that_keep_the_precision},
-    {"Reshape", check_reshape},
-    {"SumAndMean", check_sum_and_mean},
-    {"Softmax", check_softmax},
-    {"MatrixProducts", check_matrix_products},
-    {"LinearInBothLayouts", check_linear_in_both_layouts},
-    {"BiasGeluLinear", check_bias_gelu_linear},
-    {"SwigluLinear", check_swiglu_linear},
-    {"Embedding", check_embedding},
-    {"Norms", check_norms},
-    {"NormsFusedWithTheResidualAddition", check_norms_fused_with_the_residual_addition},
-    {"LinearLayersThatComputeANormAgain", check_linear_layers_that_compute_a_norm_again},
-    {"DropoutWithAFixedKey", check_dropout_with_a_fixed_key},
-    {"Rotary", check_rotary},
-    {"Attention", check_attention},
-    {"AttentionOfRowsThatSeeNothing", check_attention_of_rows_that_see_nothing},
-    {"PackedAttention", check_packed_attention},
-    {"CrossEntropyWithIgnoredTargets", check_cross_entropy_with_ignored_targets},
-    {"OneTensorOnManyPaths", check_one_tensor_on_many_paths},
-    {"FindsAWrongGradient", check_finds_a_wrong_gradient},
-};
+// Last in the file, and so last to run.
+TEST(GradientCheckCoverage, EveryOpWasReached) {
+  const ::testing::UnitTest& program = *::testing::UnitTest::GetInstance();
+  for (int i = 0; i < program.total_test_suite_count(); ++i) {
+    const ::testing::TestSuite& suite = *program.GetTestSuite(i);
+    if (std::string_view(suite.name()) == "GradientCheck" &&
+        suite.test_to_run_count() != suite.total_test_count()) {
+      GTEST_SKIP() << "only some of the checks were asked for";
+    }
+  }
+  for (const Op op : all_ops) {
+    EXPECT_TRUE(testing::checked_ops().contains(op)) << name_of(op) << " has no gradient check";
+  }
+}
 
 }  // namespace tessera::gradient_cases

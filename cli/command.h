@@ -1,0 +1,39 @@
+// A subcommand as data: its arguments, and what runs when they have been read. Only
+// cli/command_line.cpp knows the library that reads them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace tessera::cli {
+
+// Where an argument's value goes, and of which type it is. A flag is a bool; a vector takes an
+// argument that may be repeated.
+using Target = std::variant<bool*, int*, std::int64_t*, std::uint64_t*, double*, std::string*,
+                            std::vector<std::string>*, std::vector<std::int64_t>*>;
+
+struct Argument {
+  std::string name;  // "--device" for an option, "recipe" for an argument by its place
+  Target target;
+  std::string help;
+  std::string type = {};       // what the help calls a value: FILE; by default the type's name
+  bool required = false;       // of one by its place
+  bool shows_default = false;  // the help prints what the target holds beforehand
+  std::optional<double> least = {};  // a number below is refused, as is one that is not finite
+  std::optional<double> most = {};
+  std::optional<char> separator = {};  // of a vector's elements within one value
+};
+
+struct Command {
+  std::vector<Argument> arguments;
+  // Does the work and returns the exit code. `trailing` is what stood after --. It owns what the
+  // targets point to.
+  std::function<int(const std::vector<std::string>& trailing)> run;
+  std::string footer = {};  // after the list of options
+};
+
+}  // namespace tessera::cli

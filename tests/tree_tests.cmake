@@ -1,0 +1,41 @@
+# What looks at the source tree, the installed package and the program is the same in every build: once is enough.
+add_test(NAME tidiness/tree
+         COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/tidiness/tidiness.py ${PROJECT_SOURCE_DIR})
+add_test(NAME tidiness/checker
+         COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/tidiness/tidiness_test.py)
+add_test(NAME tidiness/summary
+         COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/tidiness/summary_test.py)
+add_test(NAME tidiness/documents
+         COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/tidiness/readme_test.py ${PROJECT_SOURCE_DIR})
+set_tests_properties(tidiness/tree tidiness/checker tidiness/summary tidiness/documents PROPERTIES
+                     LABELS "tidiness;quick" TIMEOUT 60)
+if(NOT TARGET tessera_program)
+  return()
+endif()
+
+add_test(NAME consumer/installed_package
+         COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/consumer/run ${CMAKE_BINARY_DIR} ${CMAKE_CXX_COMPILER})
+set_tests_properties(consumer/installed_package PROPERTIES LABELS "consumer;slow" TIMEOUT 600 PROCESSORS 2)
+# What a document says of the program's keys.
+add_test(NAME consumer/from_accelerate
+         COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/consumer/from_accelerate_test.py
+                 ${CMAKE_BINARY_DIR}/tessera ${PROJECT_SOURCE_DIR})
+set_tests_properties(consumer/from_accelerate PROPERTIES LABELS "consumer;quick" TIMEOUT 120)
+# The examples of the README and of docs/cpp-api.md, as a user starts them. examples/ comes after the tests: by path.
+if(TESSERA_EXAMPLES)
+  add_test(NAME consumer/own_module_example
+           COMMAND ${CMAKE_BINARY_DIR}/tessera launch --nproc-per-node 2 -- ${CMAKE_BINARY_DIR}/examples/own_module
+                   ${CMAKE_BINARY_DIR}/own-module-checkpoint)
+  set_tests_properties(consumer/own_module_example PROPERTIES LABELS "consumer;quick" TIMEOUT 120 PROCESSORS 2)
+  add_test(NAME consumer/sequence_model_example
+           COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/consumer/sequence_model_test.py
+                   ${CMAKE_BINARY_DIR}/tessera ${CMAKE_BINARY_DIR}/examples/sequence_model)
+  set_tests_properties(consumer/sequence_model_example PROPERTIES LABELS "consumer;quick" TIMEOUT 120 PROCESSORS 2)
+endif()
+# One program for machines with and without CUDA.
+if(TESSERA_CUDA)
+  add_test(NAME cuda/program_without_cuda
+           COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/cuda/program_without_cuda_test.py
+                   $<TARGET_FILE:tessera_program>)
+  set_tests_properties(cuda/program_without_cuda PROPERTIES LABELS "cuda;quick" TIMEOUT 120)
+endif()
