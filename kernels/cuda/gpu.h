@@ -80,10 +80,8 @@ __device__ __forceinline__ void copy_async_wait() {
 
 }  // namespace tessera::kernels::cuda
 
-#elif defined(TESSERA_EMULATED)
-#include "emulator/device/gpu.h"
 #else
-#error "kernels are compiled by nvcc, or against the emulator of the tests (TESSERA_EMULATED)"
+#include "emulator/device/gpu.h"
 #endif
 
 namespace tessera::kernels::cuda {
