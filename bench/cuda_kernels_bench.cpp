@@ -1,10 +1,13 @@
 // Every kernel of the GPU's table, on sizes beyond the caches, next to what the device can do:
 // the speed of copies in its memory, or of large products by cuBLASLt.
-//   cuda_kernels_bench [--filter PART_OF_A_NAME] [--seconds PER_KERNEL] [--json FILE]
+//   cuda_kernels_bench [--filter PART_OF_A_NAME] [--seconds PER_ROW] [--budget SECONDS]
+//                      [--json FILE]
 // A row names the kernel, its time, the bytes it must move (each tensor once) or its operations per
-// second, and the ratio to the device's rate.
+// second, and the ratio to the device's rate. FILE gets each row as a line of JSON when it is
+// known. The last line counts the rows that the budget of the whole run left no time for.
 #include <fmt/format.h>
-#include <algorithm>
+
+#include <cmath>
 #include <cstdlib>
 #include <string_view>
 
@@ -19,41 +22,6 @@ using namespace tessera::kernels;
 constexpr std::int64_t rows = 16384;
 constexpr std::int64_t dim = 4096;
 constexpr std::int64_t count = rows * dim;
-
-// Normal draws of a floating type; whole numbers below `limit` of an integer type.
-class Tensor {
- public:
-  Tensor(Meter& meter, std::int64_t n, DType dtype)
-      : memory_(static_cast<std::size_t>(n) * size_of(dtype)) {
-    cuda::random_fill({.out = data(),
-                       .n = n,
-                       .first = 0,
-                       .dtype = dtype,
-                       .key = {1, 2},
-                       .distribution = Distribution::normal,
-                       .a = 0,
-                       .b = 1},
-                      meter.context().queue());
-  }
-  // Scattered, as a text's words are.
-  static Tensor of_numbers(std::int64_t n, std::int64_t limit) {
-    std::vector<std::int64_t> numbers(static_cast<std::size_t>(n));
-    std::uint64_t state = 1;
-    for (std::int64_t& number : numbers) {
-      state = state * 6364136223846793005ull + 1442695040888963407ull;
-      number = static_cast<std::int64_t>((state >> 33) % static_cast<std::uint64_t>(limit));
-    }
-    Tensor tensor(numbers.size() * sizeof(std::int64_t));
-    TESSERA_CUDA(cudaMemcpy(tensor.data(), numbers.data(), numbers.size() * sizeof(std::int64_t),
-                            cudaMemcpyHostToDevice));
-    return tensor;
-  }
-  [[nodiscard]] void* data() const { return memory_.data(); }
-
- private:
-  explicit Tensor(std::size_t bytes) : memory_(bytes) {}
-  DeviceMemory memory_;
-};
 
 double bytes_of(std::int64_t n, DType dtype) {
   return static_cast<double>(n) * static_cast<double>(size_of(dtype));
@@ -250,56 +218,81 @@ void bench_optimizers(Meter& meter) {
   });
 }
 
-// The products of a layer: forward, gradient of the input, gradient of the weight. Our kernels, and
-// where it is installed cuBLASLt on the same.
-void bench_products(Meter& meter, DType dtype) {
-  constexpr std::int64_t tokens = 8192, width = 4096;
-  const Tensor a(meter, tokens * width, dtype), b(meter, tokens * width, dtype),
-      c(meter, tokens * width, dtype);
+// out = a * b, our kernels, and where it is installed cuBLASLt on the same.
+void bench_product(Meter& meter, const std::string& what, DType dtype, Matmul p) {
+  const Tensor a(meter, p.m * p.k, dtype), b(meter, p.k * p.n, dtype), c(meter, p.m * p.n, dtype);
+  p.a = a.data(), p.b = b.data(), p.c = c.data();
+  p.lda = p.transpose_a ? p.m : p.k;
+  p.ldb = p.transpose_b ? p.k : p.n;
+  p.ldc = p.n;
+  p.dtype = p.out_dtype = dtype;
+  const double flops =
+      2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
   const auto& library = cuda::cublas_lt_library();
-  const auto bench = [&](const char* what, std::int64_t m, std::int64_t k, bool transpose_a,
-                         bool transpose_b) {
-    Matmul p{};
-    p.a = a.data(), p.b = b.data(), p.c = c.data();
-    p.m = m, p.n = width, p.k = k;
-    p.lda = transpose_a ? m : k;
-    p.ldb = transpose_b ? k : width;
-    p.ldc = width;
-    p.transpose_a = transpose_a, p.transpose_b = transpose_b;
-    p.dtype = p.out_dtype = dtype;
-    const double flops =
-        2.0 * static_cast<double>(m) * static_cast<double>(width) * static_cast<double>(k);
-    const auto run = [&](cuda::MatmulWay way) {
-      cuda::matmul_by(way, p, meter.context(), library);
-    };
-    meter.products(fmt::format("matmul {} own", what), dtype, flops,
-                   [&] { run(cuda::MatmulWay::own); });
-    if (library.functions == nullptr) return;
-    meter.products(fmt::format("matmul {} cuBLASLt", what), dtype, flops,
-                   [&] { run(cuda::MatmulWay::cublas); });
-  };
-  bench("forward", tokens, width, false, true);
-  bench("input gradient", tokens, width, false, false);
-  bench("weight gradient", width, tokens, true, false);
+  const auto run = [&](cuda::MatmulWay way) { cuda::matmul_by(way, p, meter.context(), library); };
+  meter.products(fmt::format("matmul {} own", what), dtype, flops,
+                 [&] { run(cuda::MatmulWay::own); });
+  if (library.functions == nullptr) return;
+  meter.products(fmt::format("matmul {} cuBLASLt", what), dtype, flops,
+                 [&] { run(cuda::MatmulWay::cublas); });
 }
 
-void bench_attention(Meter& meter, DType dtype) {
-  constexpr std::int64_t batch = 4, heads = 32, length = 2048, head_dim = 128;
-  constexpr std::int64_t width = heads * head_dim, n = batch * length * width;
+Matmul forward_product(std::int64_t tokens, std::int64_t in, std::int64_t out) {
+  Matmul p{};
+  p.m = tokens, p.n = out, p.k = in;
+  p.transpose_b = true;
+  return p;
+}
+
+// The products of a square layer: forward, gradient of the input, gradient of the weight.
+void bench_products(Meter& meter, DType dtype) {
+  constexpr std::int64_t tokens = 8192, width = 4096;
+  bench_product(meter, "forward", dtype, forward_product(tokens, width, width));
+  Matmul input = forward_product(tokens, width, width);
+  input.transpose_b = false;
+  bench_product(meter, "input gradient", dtype, input);
+  Matmul weight{};
+  weight.m = weight.n = width, weight.k = tokens;
+  weight.transpose_a = true;
+  bench_product(meter, "weight gradient", dtype, weight);
+}
+
+// The forward products of GPT-2 1.5B, 8 sequences of 1024 tokens.
+void bench_products_of_gpt2(Meter& meter) {
+  constexpr std::int64_t tokens = 8192, width = 1600;
+  struct Layer {
+    const char* name;
+    std::int64_t in, out;
+  };
+  for (const Layer& layer : {Layer{"qkv", width, 3 * width}, Layer{"projection", width, width},
+                             Layer{"expand", width, 4 * width}, Layer{"contract", 4 * width, width},
+                             Layer{"head", width, 50304}}) {
+    bench_product(meter, fmt::format("gpt2-1.5B {}", layer.name), bfloat16,
+                  forward_product(tokens, layer.in, layer.out));
+  }
+}
+
+struct Heads {
+  std::int64_t batch, heads, length, head_dim;
+};
+constexpr Heads shape_of_gpt2{.batch = 8, .heads = 25, .length = 1024, .head_dim = 64};
+
+void bench_attention(Meter& meter, DType dtype, const Heads& s) {
+  const std::int64_t width = s.heads * s.head_dim, n = s.batch * s.length * width;
   const Tensor q(meter, n, dtype), k(meter, n, dtype), v(meter, n, dtype), out(meter, n, dtype),
       dout(meter, n, dtype), dq(meter, n, dtype), dk(meter, n, dtype), dv(meter, n, dtype),
-      log_sum_exp(meter, batch * heads * length, float32);
-  const AttentionShape shape{.batch = batch,
-                             .heads = heads,
-                             .key_heads = heads,
-                             .head_dim = head_dim,
-                             .query_length = length,
-                             .key_length = length,
+      log_sum_exp(meter, s.batch * s.heads * s.length, float32);
+  const AttentionShape shape{.batch = s.batch,
+                             .heads = s.heads,
+                             .key_heads = s.heads,
+                             .head_dim = s.head_dim,
+                             .query_length = s.length,
+                             .key_length = s.length,
                              .q_stride = width,
                              .k_stride = width,
                              .v_stride = width,
                              .out_stride = width,
-                             .scale = 0.088388f,
+                             .scale = 1 / std::sqrt(static_cast<float>(s.head_dim)),
                              .causal = true,
                              .key_mask = nullptr,
                              .dropout = 0.0f,
@@ -307,14 +300,15 @@ void bench_attention(Meter& meter, DType dtype) {
                              .first_sample = 0,
                              .dtype = dtype};
   const Queue queue = meter.context().queue();
+  const std::string size = fmt::format("head {} x {} tokens", s.head_dim, s.length);
   // One product of the causal half; two in the forward, five in the backward.
-  const double product = static_cast<double>(batch * heads * head_dim) *
-                         static_cast<double>(length) * static_cast<double>(length);
-  meter.products("attention_forward causal", dtype, 2 * product, [&] {
+  const double product = static_cast<double>(s.batch * s.heads * s.head_dim) *
+                         static_cast<double>(s.length) * static_cast<double>(s.length);
+  meter.products("attention_forward " + size, dtype, 2 * product, [&] {
     cuda::attention_forward({shape, q.data(), k.data(), v.data(), out.data(), log_sum_exp.data()},
                             queue);
   });
-  meter.products("attention_backward causal", dtype, 5 * product, [&] {
+  meter.products("attention_backward " + size, dtype, 5 * product, [&] {
     cuda::attention_backward({shape, dout.data(), q.data(), k.data(), v.data(), out.data(),
                               log_sum_exp.data(), dq.data(), dk.data(), dv.data()},
                              queue);
@@ -333,16 +327,23 @@ Options options_from(int argc, char** argv) {
     } else if (name == "--seconds") {
       options.seconds = std::strtod(argv[i + 1], nullptr);
       TESSERA_CHECK(options.seconds > 0, ErrorCode::usage, "--seconds {} is no time", argv[i + 1]);
+    } else if (name == "--budget") {
+      options.budget = std::strtod(argv[i + 1], nullptr);
+      TESSERA_CHECK(options.budget > 0, ErrorCode::usage, "--budget {} is no time", argv[i + 1]);
     } else {
-      fail(ErrorCode::usage, "unknown option {}; there are --filter, --seconds and --json", name);
+      fail(ErrorCode::usage,
+           "unknown option {}; there are --filter, --seconds, --budget and --json", name);
     }
   }
   return options;
 }
 
+// What matters most comes first: the budget may end before the rows do.
 void run_all(const Options& options) {
   Meter meter(options);
-  for (const DType dtype : {float32, bfloat16}) {
+  bench_products_of_gpt2(meter);
+  bench_attention(meter, bfloat16, shape_of_gpt2);
+  for (const DType dtype : {bfloat16, float32}) {
     bench_elementwise(meter, dtype);
     bench_reductions(meter, dtype);
     for (const bool rms : {false, true}) bench_normalization(meter, dtype, rms);
@@ -352,9 +353,11 @@ void run_all(const Options& options) {
   }
   bench_optimizers(meter);
   for (const DType dtype : {bfloat16, float16, float32, float64}) bench_products(meter, dtype);
-  for (const DType dtype : {bfloat16, float16, float32}) bench_attention(meter, dtype);
+  for (const DType dtype : {bfloat16, float16, float32}) {
+    bench_attention(meter, dtype, {.batch = 4, .heads = 32, .length = 2048, .head_dim = 128});
+  }
   TESSERA_CUDA(cudaDeviceSynchronize());
-  meter.write_json();
+  meter.finish();
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <functional>
@@ -96,22 +97,29 @@ class Event {
 };
 
 struct Options {
-  std::string filter;  // a part of a row's name; empty: every row
-  double seconds = 0.2;
+  std::string filter;     // a part of a row's name; empty: every row
+  double seconds = 0.05;  // of measuring, for a row
+  double budget = 0;      // of all rows: those that come too late are not run; 0: no limit
   std::string json;
 };
 
-// Runs kernels, prints a line for each, and keeps the lines for the report.
+// Runs kernels and prints a line for each; the report gets each as a line of JSON, at once.
 class Meter {
  public:
   explicit Meter(Options options) : options_(std::move(options)) {
+    if (!options_.json.empty()) {
+      report_.open(options_.json);
+      TESSERA_CHECK(report_.good(), ErrorCode::runtime, "cannot write {}", options_.json);
+    }
     measure_copies();
     for (const DType dtype : {bfloat16, float16, float32, float64}) measure_products(dtype);
   }
 
   BenchContext& context() { return context_; }
-  [[nodiscard]] bool wants(const std::string& name) const {
-    return name.find(options_.filter) != std::string::npos;
+  // After the last row.
+  void finish() {
+    fmt::print("rows that no time was left for: {}\n", left_out_);
+    write({{"measure", "rows left out"}, {"rows", left_out_}});
   }
 
   // A kernel that is as fast as memory: `bytes`, each tensor once.
@@ -132,24 +140,24 @@ class Meter {
            rate != product_rates_.end() ? rate->second * 1e-12 : 0, "cuBLASLt");
   }
 
-  void write_json() const {
-    if (options_.json.empty()) return;
-    nlohmann::json rates;
-    for (const auto& [dtype, rate] : product_rates_) {
-      rates[std::string(name_of(dtype))] = rate * 1e-12;
-    }
-    const nlohmann::json report{{"benchmark", "cuda_kernels"},
-                                {"device", context_.properties().name},
-                                {"compute_capability", context_.compute_capability},
-                                {"copy_gb_per_s", copy_rate_ * 1e-9},
-                                {"cublaslt_tflop_per_s", rates},
-                                {"rows", rows_}};
-    std::ofstream file(options_.json);
-    file << report.dump(2) << '\n';
-    TESSERA_CHECK(file.good(), ErrorCode::runtime, "cannot write {}", options_.json);
+ private:
+  bool wants(const std::string& name) {
+    if (name.find(options_.filter) == std::string::npos) return false;
+    if (options_.budget <= 0 || since_the_start() < options_.budget) return true;
+    ++left_out_;
+    return false;
   }
 
- private:
+  [[nodiscard]] double since_the_start() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+  void write(const nlohmann::json& row) {
+    if (options_.json.empty()) return;
+    report_ << row.dump() << std::endl;
+    TESSERA_CHECK(report_.good(), ErrorCode::runtime, "cannot write {}", options_.json);
+  }
+
   // The median of samples, each long enough for the events' resolution.
   double seconds_of(const std::function<void()>& run) {
     constexpr int samples = 5;
@@ -177,6 +185,11 @@ class Meter {
                                                 cudaMemcpyDeviceToDevice, context_.stream));
                  });
     fmt::print("{}: copies {:.0f} GB/s\n", context_.properties().name, copy_rate_ * 1e-9);
+    write({{"measure", "copies"},
+           {"device", context_.properties().name},
+           {"compute_capability", context_.compute_capability},
+           {"rate", copy_rate_ * 1e-9},
+           {"unit", "GB/s"}});
   }
 
   // Square matrices large enough for the full rate.
@@ -199,8 +212,14 @@ class Meter {
         [&] { kernels::cuda::matmul_by(kernels::cuda::MatmulWay::cublas, p, context_, library); });
     const auto side = static_cast<double>(n);
     product_rates_[dtype] = 2 * side * side * side / seconds;
-    fmt::print("cuBLASLt {} {} x {} x {}: {:.1f} TFLOP/s\n", name_of(dtype), n, n, n,
+    fmt::print("{} {} {} x {} x {}: {:.1f} TFLOP/s\n", library.name, name_of(dtype), n, n, n,
                product_rates_[dtype] * 1e-12);
+    write({{"measure", "products"},
+           {"dtype", name_of(dtype)},
+           {"side", n},
+           {"rate", product_rates_[dtype] * 1e-12},
+           {"unit", "TFLOP/s"},
+           {"by", library.name}});
   }
 
   // Random bits switch as many transistors as training does; zeros would run at higher clocks.
@@ -229,15 +248,52 @@ class Meter {
     fmt::print("{:<34} {:<8} {:>10.1f} us {:>8.1f} {:<7} {:>5} of {}\n", name, name_of(dtype),
                seconds * 1e6, rate, unit, ratio, reference_name);
     std::fflush(stdout);
-    rows_.push_back(std::move(row));
+    write(row);
   }
 
   Options options_;
   BenchContext context_;
   Event begin_, end_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  std::ofstream report_;
+  int left_out_ = 0;
   double copy_rate_ = 0;                   // bytes a second, read and written
   std::map<DType, double> product_rates_;  // operations a second
-  nlohmann::json rows_ = nlohmann::json::array();
+};
+
+// Normal draws of a floating type; whole numbers below `limit` of an integer type.
+class Tensor {
+ public:
+  Tensor(Meter& meter, std::int64_t n, DType dtype)
+      : memory_(static_cast<std::size_t>(n) * size_of(dtype)) {
+    kernels::cuda::random_fill({.out = data(),
+                                .n = n,
+                                .first = 0,
+                                .dtype = dtype,
+                                .key = {1, 2},
+                                .distribution = kernels::Distribution::normal,
+                                .a = 0,
+                                .b = 1},
+                               meter.context().queue());
+  }
+  // Scattered, as a text's words are.
+  static Tensor of_numbers(std::int64_t n, std::int64_t limit) {
+    std::vector<std::int64_t> numbers(static_cast<std::size_t>(n));
+    std::uint64_t state = 1;
+    for (std::int64_t& number : numbers) {
+      state = state * 6364136223846793005ull + 1442695040888963407ull;
+      number = static_cast<std::int64_t>((state >> 33) % static_cast<std::uint64_t>(limit));
+    }
+    Tensor tensor(numbers.size() * sizeof(std::int64_t));
+    TESSERA_CUDA(cudaMemcpy(tensor.data(), numbers.data(), numbers.size() * sizeof(std::int64_t),
+                            cudaMemcpyHostToDevice));
+    return tensor;
+  }
+  [[nodiscard]] void* data() const { return memory_.data(); }
+
+ private:
+  explicit Tensor(std::size_t bytes) : memory_(bytes) {}
+  DeviceMemory memory_;
 };
 
 }  // namespace tessera::bench

@@ -1,13 +1,17 @@
 // Training throughput of GPT-2 on GPUs, and strategies next to each other on one GPU:
 //   cuda_training_bench [--model 124M|350M|774M|1.5B|tiny] [--ranks N] [--strategy NAME|all]
-//                       [--batch B] [--seq-len T] [--steps N] [--dtype bfloat16|float32]
-//                       [--peak-tflops F] [--device cpu|cuda] [--json FILE]
+//                       [--batch B] [--accumulate N] [--seq-len T] [--steps N]
+//                       [--dtype bfloat16|float32] [--peak-tflops F] [--device cpu|cuda]
+//                       [--json FILE]
 // Ranks are threads that share the GPU. With several strategies, their last losses and gradient
-// norms must be equal bit by bit: the program fails otherwise.
+// norms must be equal bit by bit: the program fails otherwise. --accumulate: passes of B samples in
+// a step, their gradients summed before one reduction. FILE gets each row as a line of JSON when it
+// is known.
 //
-// tokens/s is the median over the steps after the first two. MFU counts 6 floating-point operations
-// for a parameter and token and 12 * layers * width * length for attention's two products, forward
-// and backward (PaLM's appendix B), next to --peak-tflops.
+// tokens/s is the median over the steps after the first two. MFU, next to --peak-tflops, counts 6
+// floating-point operations for a parameter and token, and for attention's two products, forward
+// and backward, either 12 * layers * width * length a token (PaLM's appendix B), or half of that,
+// because the causal half is all that is computed (llm.c's way).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,6 +21,7 @@
 #include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,7 +51,7 @@ struct Options {
   Size size = sizes[0];
   int ranks = 1;
   std::vector<Strategy> strategies{Strategy::full_shard};
-  std::int64_t batch = 8, length = 1024;
+  std::int64_t batch = 8, passes = 1, length = 1024;
   int steps = 12;
   DType dtype = bfloat16;
   double peak_tflops = 989;  // an H100's or H200's dense bf16 products, by their data sheets
@@ -57,7 +62,8 @@ struct Options {
 struct Result {
   std::string strategy;
   double loss = 0, norm = 0;
-  double tokens_per_second = 0, mfu = 0, exposed_share = 0;
+  double seconds = 0;  // of a step
+  double tokens_per_second = 0, mfu = 0, causal_mfu = 0, exposed_share = 0;
   std::size_t peak_bytes = 0;
 };
 
@@ -82,6 +88,8 @@ void set(Options& options, const std::string& name, const std::string& value) {
     options.ranks = static_cast<int>(number());
   } else if (name == "--batch") {
     options.batch = number();
+  } else if (name == "--accumulate") {
+    options.passes = number();
   } else if (name == "--seq-len") {
     options.length = number();
   } else if (name == "--steps") {
@@ -103,8 +111,10 @@ Options parse(int argc, char** argv) {
     TESSERA_CHECK(i + 1 < argc, ErrorCode::usage, "{} needs a value", argv[i]);
     set(options, argv[i], argv[i + 1]);
   }
-  TESSERA_CHECK(options.ranks > 0 && options.steps > 2 && options.batch > 0 && options.length > 0,
-                ErrorCode::usage, "ranks, batch and length must be positive, steps more than 2");
+  TESSERA_CHECK(options.ranks > 0 && options.steps > 2 && options.batch > 0 && options.passes > 0 &&
+                    options.length > 0,
+                ErrorCode::usage,
+                "ranks, batch, length and passes must be positive, steps more than 2");
   return options;
 }
 
@@ -121,11 +131,11 @@ std::unique_ptr<models::LanguageModel> make_model(const Options& options) {
                                       {"attn_pdrop", 0.0}});
 }
 
-// A rank's tokens of a step: the same for every strategy.
-Tensor tokens_of(const Options& options, int rank, int step) {
+// A rank's tokens of a pass: the same for every strategy.
+Tensor tokens_of(const Options& options, int rank, std::int64_t pass) {
   std::vector<std::int32_t> ids(static_cast<std::size_t>(options.batch * options.length));
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    const auto number = (i + 1) * 2654435761u + static_cast<std::size_t>(step * 131 + rank * 977);
+    const auto number = (i + 1) * 2654435761u + static_cast<std::size_t>(pass * 131 + rank * 977);
     ids[i] = static_cast<std::int32_t>(number % static_cast<std::size_t>(options.size.vocabulary));
   }
   return Tensor::from(ids, {options.batch, options.length}).to(options.device);
@@ -136,13 +146,66 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-double flops_of_a_token(const Options& options, const ShardedModel& model) {
+// `attention`: operations for a layer, an element of its width and a token of the sequence.
+double flops_of_a_token(const Options& options, const ShardedModel& model, double attention) {
   double parameters = 0;
   for (const ShardedParameter& parameter : model.sharded_parameters()) {
     parameters += static_cast<double>(parameter.shape.elements());
   }
   return 6 * parameters +
-         12.0 * static_cast<double>(options.size.layers * options.size.width * options.length);
+         attention * static_cast<double>(options.size.layers * options.size.width * options.length);
+}
+
+ShardingOptions sharding_of(const Options& options, Strategy strategy, const std::string& layer) {
+  ShardingOptions sharding{.strategy = strategy, .wrap = WrapPolicy::transformer({layer})};
+  if (options.dtype != float32) sharding.param_dtype = options.dtype;
+  sharding.group_size = std::max(1, options.ranks / 2);
+  return sharding;
+}
+
+// What a rank saw: the seconds of every step, the last loss and norm.
+struct Run {
+  std::vector<double> seconds;
+  double loss = 0, norm = 0;
+};
+
+// Forward and backward of one of a step's passes; the loss, of the last pass only.
+double pass_over(const Options& options, models::LanguageModel& model, const Tensor& ids,
+                 bool last) {
+  Tensor loss = model.loss(ids, ids);
+  if (options.passes > 1) loss = loss * (1.0 / static_cast<double>(options.passes));
+  loss.backward();
+  return last ? loss.item() * static_cast<double>(options.passes) : 0;
+}
+
+Run run_rank(const Options& options, Context& context, models::LanguageModel& model,
+             ShardedModel& sharded) {
+  optim::AdamW optimizer(sharded.parameters(), {.lr = 3e-4});
+  Run run;
+  for (int step = 0; step < options.steps; ++step) {
+    std::vector<Tensor> ids;
+    for (std::int64_t pass = 0; pass < options.passes; ++pass) {
+      ids.push_back(tokens_of(options, context.rank(), step * options.passes + pass));
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    for (std::size_t pass = 0; pass < ids.size(); ++pass) {
+      const auto number = static_cast<std::uint64_t>(step) * ids.size() + pass;
+      begin_batch({number, context.rank() * options.batch, options.batch});
+      if (pass + 1 < ids.size()) {
+        const auto scope = sharded.no_sync();
+        pass_over(options, model, ids[pass], false);
+      } else {
+        run.loss = pass_over(options, model, ids[pass], true);
+      }
+    }
+    run.norm = sharded.clip_grad_norm(1.0);
+    optimizer.step();
+    optimizer.zero_grad();
+    run.loss = context.mean(run.loss);
+    run.seconds.push_back(
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  return run;
 }
 
 Result train(const Options& options, Strategy strategy) {
@@ -152,38 +215,25 @@ Result train(const Options& options, Strategy strategy) {
       [&](Context& context) {
         manual_seed(1);
         const auto model = make_model(options);
-        ShardingOptions sharding{.strategy = strategy,
-                                 .wrap = WrapPolicy::transformer({model->layer_class()})};
-        if (options.dtype != float32) sharding.param_dtype = options.dtype;
-        sharding.group_size = std::max(1, options.ranks / 2);
-        ShardedModel sharded(*model, context, sharding);
-        optim::AdamW optimizer(sharded.parameters(), {.lr = 3e-4});
-        std::vector<double> seconds;
-        double loss = 0, norm = 0;
-        for (int step = 0; step < options.steps; ++step) {
-          const Tensor ids = tokens_of(options, context.rank(), step);
-          const auto begin = std::chrono::steady_clock::now();
-          begin_batch(
-              {static_cast<std::uint64_t>(step), context.rank() * options.batch, options.batch});
-          const Tensor value = model->loss(ids, ids);
-          value.backward();
-          norm = sharded.clip_grad_norm(1.0);
-          optimizer.step();
-          optimizer.zero_grad();
-          loss = context.mean(value.item());
-          seconds.push_back(
-              std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-        }
+        ShardedModel sharded(*model, context, sharding_of(options, strategy, model->layer_class()));
+        Run run = run_rank(options, context, *model, sharded);
         if (!context.is_main()) return;
-        seconds.erase(seconds.begin(), seconds.begin() + 2);  // they allocate and choose
-        const double step = median(seconds);
-        const auto tokens = static_cast<double>(options.ranks * options.batch * options.length);
-        result.loss = loss;
-        result.norm = norm;
-        result.tokens_per_second = tokens / step;
-        result.mfu = result.tokens_per_second * flops_of_a_token(options, sharded) /
-                     (options.peak_tflops * 1e12);
-        result.exposed_share = sharded.communication().exposed_seconds / (step * options.steps);
+        run.seconds.erase(run.seconds.begin(),
+                          run.seconds.begin() + 2);  // they allocate and choose
+        result.loss = run.loss;
+        result.norm = run.norm;
+        result.seconds = median(run.seconds);
+        result.tokens_per_second =
+            static_cast<double>(options.ranks * options.passes * options.batch * options.length) /
+            result.seconds;
+        const auto mfu = [&](double attention) {
+          return result.tokens_per_second * flops_of_a_token(options, sharded, attention) /
+                 (options.peak_tflops * 1e12);
+        };
+        result.mfu = mfu(12);
+        result.causal_mfu = mfu(6);
+        result.exposed_share =
+            sharded.communication().exposed_seconds / (result.seconds * options.steps);
         result.peak_bytes = MemoryPool::current(options.device)->stats().peak_in_use +
                             sharded.communication().buffer_bytes;
       },
@@ -191,36 +241,58 @@ Result train(const Options& options, Strategy strategy) {
   return result;
 }
 
+nlohmann::json row_of(const Options& options, const Result& result, const std::string& products) {
+  return {{"strategy", result.strategy},
+          {"model", options.size.name},
+          {"device", backend_of(options.device.type).describe().front().name},
+          {"matrix_products", products},
+          {"ranks", options.ranks},
+          {"batch", options.batch},
+          {"passes", options.passes},
+          {"seq_len", options.length},
+          {"dtype", name_of(options.dtype)},
+          {"step_s", result.seconds},
+          {"tokens_per_s", result.tokens_per_second},
+          {"mfu_12lct", result.mfu},
+          {"mfu_causal_6lct", result.causal_mfu},
+          {"peak_tflops", options.peak_tflops},
+          {"peak_bytes", result.peak_bytes},
+          {"exposed_share", result.exposed_share},
+          {"loss", result.loss},
+          {"grad_norm", result.norm}};
+}
+
+void print(const Result& result) {
+  fmt::print(
+      "{:20} {:10.0f} tokens/s  MFU {:5.1f} % (12 LCT), {:5.1f} % (causal, 6 LCT)  peak {:7.2f} "
+      "GiB  exposed {:4.1f} %  loss {:.9g}  norm {:.9g}\n",
+      result.strategy, result.tokens_per_second, 100 * result.mfu, 100 * result.causal_mfu,
+      static_cast<double>(result.peak_bytes) / (1 << 30), 100 * result.exposed_share, result.loss,
+      result.norm);
+  std::fflush(stdout);
+}
+
 int run(const Options& options) {
   require_device(options.device);
-  nlohmann::json rows = nlohmann::json::array();
+  std::ofstream report;
+  if (!options.json.empty()) report.open(options.json);
+  const std::string products = backend_of(options.device.type).matrix_products();
+  fmt::print(
+      "GPT-2 {} on {}, {} ranks x batch {} x {} tokens, {} passes a step, {}; products by {}\n",
+      options.size.name, options.device.to_string(), options.ranks, options.batch, options.length,
+      options.passes, name_of(options.dtype), products);
+  std::optional<Result> first;
   bool equal = true;
-  fmt::print("GPT-2 {} on {}, {} ranks x batch {} x {} tokens, {}\n", options.size.name,
-             options.device.to_string(), options.ranks, options.batch, options.length,
-             name_of(options.dtype));
   for (const Strategy strategy : options.strategies) {
     const Result result = train(options, strategy);
-    fmt::print(
-        "{:20} {:10.0f} tokens/s  MFU {:5.1f} %  peak {:7.2f} GiB  exposed {:4.1f} %  loss "
-        "{:.9g}  norm {:.9g}\n",
-        result.strategy, result.tokens_per_second, 100 * result.mfu,
-        static_cast<double>(result.peak_bytes) / (1 << 30), 100 * result.exposed_share, result.loss,
-        result.norm);
-    rows.push_back({{"strategy", result.strategy},
-                    {"model", options.size.name},
-                    {"ranks", options.ranks},
-                    {"batch", options.batch},
-                    {"seq_len", options.length},
-                    {"dtype", name_of(options.dtype)},
-                    {"tokens_per_s", result.tokens_per_second},
-                    {"mfu", result.mfu},
-                    {"peak_bytes", result.peak_bytes},
-                    {"exposed_share", result.exposed_share},
-                    {"loss", result.loss},
-                    {"grad_norm", result.norm}});
-    equal = equal && rows[0]["loss"] == result.loss && rows[0]["grad_norm"] == result.norm;
+    print(result);
+    if (!options.json.empty()) {
+      report << row_of(options, result, products).dump() << std::endl;
+      TESSERA_CHECK(report.good(), ErrorCode::runtime, "cannot write {}", options.json);
+    }
+    if (!first) first = result;
+    equal = equal && first->loss == result.loss && first->norm == result.norm;
   }
-  if (!options.json.empty()) std::ofstream(options.json) << rows.dump(2) << '\n';
   if (!equal) fmt::print(stderr, "the strategies' bits differ\n");
   return equal ? 0 : 1;
 }

@@ -41,7 +41,8 @@ std::string describe_choice(const Recipe& recipe, Device device) {
     }
     return device.to_string();
   }
-  if (recipe.train.device == DeviceChoice::automatic && gpus.in_build()) {
+  // Without a driver nobody expects a GPU; `tessera env` has the reason.
+  if (recipe.train.device == DeviceChoice::automatic && gpus.installed()) {
     const std::string reason = gpus.unavailable_reason();
     return fmt::format("cpu ({})", reason.empty() ? "no GPU for every rank" : reason);
   }

@@ -15,8 +15,8 @@ namespace tessera::cli {
 // other there (one rank, or NCCL), else the CPU.
 Device choose_device(const Recipe& recipe, const comm::World& world);
 
-// "cuda:0 (NVIDIA H200)"; "cpu"; with `auto` on the CPU also why no GPU is used, where there is
-// CUDA in the build: "cpu (no NVIDIA driver ...)".
+// "cuda:0 (NVIDIA H200)"; "cpu"; with `auto` on the CPU also why no GPU is used, where the machine
+// has a driver for one: "cpu (no GPU for every rank)".
 std::string describe_choice(const Recipe& recipe, Device device);
 
 }  // namespace tessera::cli

@@ -69,10 +69,9 @@ Json gpus() {
   Json list = Json::object();
   for (const DeviceDescription& gpu : backend_of(DeviceType::cuda).describe()) {
     list[gpu.device.to_string()] =
-        fmt::format("{}, compute capability {}.{}, {} multiprocessors, {:.1f} GiB, {:.1f} free",
-                    gpu.name, gpu.compute_capability / 10, gpu.compute_capability % 10,
-                    gpu.multiprocessors, static_cast<double>(gpu.memory_bytes) / (1 << 30),
-                    static_cast<double>(gpu.free_bytes) / (1 << 30));
+        fmt::format("{}, compute capability {}.{}, {} multiprocessors, {:.1f} GiB", gpu.name,
+                    gpu.compute_capability / 10, gpu.compute_capability % 10, gpu.multiprocessors,
+                    static_cast<double>(gpu.memory_bytes) / (1 << 30));
   }
   return list;
 }
@@ -125,6 +124,7 @@ Json environment_report() {
   result["parts"] = {
       {"communicators", nccl.available ? "local, shm, nccl" : "local, shm"},
       {"CUDA", part(cuda.in_build(), cuda.unavailable_reason())},
+      {"cuBLASLt", part(cuda.in_build(), cuda.matrix_products())},
       {"NCCL", part(nccl.in_build, nccl.text)},
       {"MPI", part(cuda.in_build(), cuda.in_build() ? "loaded with TESSERA_BOOTSTRAP=mpi"
                                                     : "this build has no CUDA")}};

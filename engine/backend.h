@@ -19,7 +19,6 @@ struct DeviceDescription {
   Device device;
   std::string name;  // "NVIDIA H200"
   std::size_t memory_bytes = 0;
-  std::size_t free_bytes = 0;  // now
   int compute_capability = 0;  // 90 for 9.0; 0 on the CPU
   int multiprocessors = 0;
 };
@@ -31,9 +30,16 @@ class Backend {
   [[nodiscard]] virtual bool in_build() const { return true; }
   // How many devices can be used now; 0 with a reason in unavailable_reason().
   [[nodiscard]] virtual int device_count() const = 0;
-  // "this build has no CUDA", "no NVIDIA driver: ..."; empty when there is a device.
+  // "this build has no CUDA", "no NVIDIA driver"; empty when there is a device.
   [[nodiscard]] virtual std::string unavailable_reason() const = 0;
+  // Whether the machine is set up for such devices (it has their driver), so that it is news when
+  // none can be used.
+  [[nodiscard]] virtual bool installed() const { return true; }
+  // All devices that can be used. Takes none of them into use: no context is made, no thread bound.
   [[nodiscard]] virtual std::vector<DeviceDescription> describe() const = 0;
+  // Who computes matrix products: "oneDNN 2.6.2", "cuBLASLt 13.1.0 (its file)", or "our own
+  // kernels" with the reason.
+  [[nodiscard]] virtual std::string matrix_products() const = 0;
 
   [[nodiscard]] virtual const kernels::KernelTable& kernels() const = 0;
   [[nodiscard]] virtual std::unique_ptr<DeviceQueue> make_queue(Device device,

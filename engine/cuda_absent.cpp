@@ -9,7 +9,9 @@ class AbsentBackend final : public Backend {
  public:
   [[nodiscard]] int device_count() const override { return 0; }
   [[nodiscard]] std::string unavailable_reason() const override { return "this build has no CUDA"; }
+  [[nodiscard]] bool installed() const override { return false; }
   [[nodiscard]] std::vector<DeviceDescription> describe() const override { return {}; }
+  [[nodiscard]] std::string matrix_products() const override { return unavailable_reason(); }
 
   [[nodiscard]] const kernels::KernelTable& kernels() const override { refuse(); }
   [[nodiscard]] std::unique_ptr<DeviceQueue> make_queue(Device, std::string_view) const override {

@@ -1,7 +1,7 @@
 # The tests of the emulated GPU (tests/cuda, tests/emulator). A test of kernels/cuda/<name> becomes several, one for each
 # schedule of the GPU's threads; a test of the device, one for each order of its queues that shows something.
 file(GLOB tessera_cuda_support CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/*_testing.cpp)
-add_library(tessera_cuda_test_support STATIC ${tessera_cuda_support} ${tessera_support_sources})
+add_library(tessera_cuda_test_support STATIC ${tessera_cuda_support} cuda/emulated_device.cpp ${tessera_support_sources})
 target_include_directories(tessera_cuda_test_support PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
 target_link_libraries(tessera_cuda_test_support PUBLIC tessera_emulated GTest::gtest)
 
@@ -71,6 +71,9 @@ function(tessera_device_tests floor name)
   elseif(floor STREQUAL "cuda")
     list(APPEND environment "TESSERA_EMULATOR_CHECK=halt")
   endif()
+  if(name STREQUAL "engine_device_test")
+    list(APPEND environment "TESSERA_EMULATOR_DEVICES=2")  # it looks at all of them
+  endif()
   if(name STREQUAL "comm_device_test")
     list(APPEND environment "TESSERA_EMULATOR_MEMORY=1073741824")  # it fills most of its arena
   endif()
@@ -96,7 +99,17 @@ foreach(floor IN ITEMS cuda emulator)
   if(NOT tessera_test_sources)
     continue()
   endif()
+  # What is not compiled together with others: it asks the emulator to drop waits, and is no test of a real GPU.
+  set(alone ${tessera_test_sources})
+  list(FILTER alone INCLUDE REGEX "/removed_wait_test\\.cpp$")
+  set(all ${tessera_test_sources})
+  list(FILTER tessera_test_sources EXCLUDE REGEX "/removed_wait_test\\.cpp$")
   tessera_test_program(${floor}_tests tessera_cuda_test_support)
+  target_sources(${floor}_tests PRIVATE ${alone})
+  set(tessera_test_sources ${all})
+  if(floor STREQUAL "emulator")
+    target_compile_definitions(emulator_tests PRIVATE TESSERA_EMULATED)  # kernels of its own
+  endif()
   foreach(source IN LISTS tessera_test_sources)
     cmake_path(GET source STEM name)
     string(REGEX REPLACE "_test$" "" subject ${name})
@@ -126,6 +139,7 @@ foreach(kind IN ITEMS kernel stream)
   add_executable(planted_${kind}_bugs ${source})
   target_include_directories(planted_${kind}_bugs PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
   target_link_libraries(planted_${kind}_bugs PRIVATE tessera_emulated tessera_settings)
+  target_compile_definitions(planted_${kind}_bugs PRIVATE TESSERA_EMULATED)
   set_target_properties(planted_${kind}_bugs PROPERTIES TESSERA_OPTIMISATION -O1)
   set(script planted_bugs_test.py)
   if(kind STREQUAL "stream")
@@ -136,9 +150,27 @@ foreach(kind IN ITEMS kernel stream)
   set_tests_properties(${test} PROPERTIES LABELS "emulator;quick" TIMEOUT ${tessera_slow_timeout})
 endforeach()
 
-# The script for GPU machines, on the emulator.
-if(TARGET tessera_program AND NOT TESSERA_SANITIZE AND CMAKE_BINARY_DIR STREQUAL "${PROJECT_SOURCE_DIR}/build")
-  add_test(NAME cuda/gpu_check COMMAND ${PROJECT_SOURCE_DIR}/scripts/gpu-check --on-emulator)
-  set_tests_properties(cuda/gpu_check PROPERTIES LABELS "cuda;quick" TIMEOUT 300
-                       ENVIRONMENT "TESSERA_EMULATOR_MEMORY=1073741824")
+# What scripts/gpu-check runs on a GPU, over the emulator, in <build>/emulated: the same object files again.
+if(TARGET tessera_program AND TARGET cuda_tests AND TESSERA_BENCHMARKS AND NOT TESSERA_SANITIZE)
+  function(tessera_emulated_program name)
+    add_executable(emulated_${name} ${ARGN})
+    target_link_libraries(emulated_${name} PRIVATE tessera_emulated tessera_settings)
+    set_target_properties(emulated_${name} PROPERTIES OUTPUT_NAME ${name}
+                          RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/emulated)
+  endfunction()
+  tessera_emulated_program(tessera $<TARGET_OBJECTS:tessera_program> $<TARGET_OBJECTS:tessera_cli>)
+  target_link_libraries(emulated_tessera PRIVATE yaml-cpp)
+  tessera_emulated_program(cuda_training_bench $<TARGET_OBJECTS:cuda_training_bench>)
+endif()
+
+# The scripts for GPU machines: their own machinery, and the pack in an empty root.
+if(NOT TESSERA_SANITIZE AND CMAKE_BINARY_DIR STREQUAL "${PROJECT_SOURCE_DIR}/build")
+  add_test(NAME cuda/gpu_check
+           COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/cuda/gpu_check_test.py)
+  set_tests_properties(cuda/gpu_check PROPERTIES LABELS "cuda;quick" TIMEOUT 120)
+  if(TARGET emulated_tessera)
+    add_test(NAME cuda/gpu_pack
+             COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/cuda/gpu_pack_test.py)
+    set_tests_properties(cuda/gpu_pack PROPERTIES LABELS "cuda;slow" TIMEOUT 600)
+  endif()
 endif()

@@ -1,20 +1,13 @@
-# The same tests of tests/cuda against a real GPU: programs gpu_<name> in <build>/gpu-tests, run by scripts/gpu-check.
-# Those that ask the emulator something stay out.
-file(GLOB tessera_cuda_support CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/*_testing.cpp)
-add_library(tessera_gpu_test_support STATIC ${tessera_cuda_support} ${tessera_support_sources})
-target_include_directories(tessera_gpu_test_support PUBLIC ${PROJECT_SOURCE_DIR}/tests)
-target_include_directories(tessera_gpu_test_support SYSTEM PUBLIC ${CUDAToolkit_INCLUDE_DIRS})
-target_link_libraries(tessera_gpu_test_support PUBLIC tessera GTest::gtest PRIVATE tessera_settings)
-add_custom_target(gpu_tests)
-file(GLOB gpu_tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/*_test.cpp)
-foreach(source IN LISTS gpu_tests)
-  file(STRINGS ${source} asks_the_emulator REGEX "#include \"emulator/")
-  if(asks_the_emulator)
-    continue()
-  endif()
-  cmake_path(GET source STEM name)
-  add_executable(gpu_${name} EXCLUDE_FROM_ALL ${source})
-  target_link_libraries(gpu_${name} PRIVATE tessera_gpu_test_support tessera_settings GTest::gtest_main)
-  set_target_properties(gpu_${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/gpu-tests)
-  add_dependencies(gpu_tests gpu_${name})
-endforeach()
+# The tests of tests/cuda for a real GPU: the object files of cuda_tests, linked with the library that has the real device.
+# Built only when asked for (scripts/gpu-compile, scripts/gpu-pack); scripts/gpu-check runs it.
+add_executable(gpu_tests EXCLUDE_FROM_ALL $<FILTER:$<TARGET_OBJECTS:cuda_tests>,EXCLUDE,removed_wait_test>
+                         cuda/real_device.cpp ${tessera_cuda_support} ${tessera_support_sources})
+target_include_directories(gpu_tests PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+target_include_directories(gpu_tests SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+target_link_libraries(gpu_tests PRIVATE tessera tessera_settings GTest::gtest)
+
+# For the other GPUs one file of kernels: whether the compiler takes the words of gpu.h, and registers suffice there.
+add_library(gpu_architectures OBJECT EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/kernels/cuda/matmul_bfloat16.cu)
+set_target_properties(gpu_architectures PROPERTIES CUDA_ARCHITECTURES "80;100;120")
+target_include_directories(gpu_architectures PRIVATE ${PROJECT_SOURCE_DIR})
+target_compile_options(gpu_architectures PRIVATE $<TARGET_PROPERTY:tessera_cuda_kernels,COMPILE_OPTIONS>)

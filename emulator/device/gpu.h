@@ -6,6 +6,10 @@
 // run-time API's declarations are the CUDA toolkit's own headers.
 #pragma once
 
+#if !defined(TESSERA_EMULATED)
+#error "kernels are compiled by nvcc, or by targets that define TESSERA_EMULATED"
+#endif
+
 #include "emulator/device/asynchronous_copy.h"
 #include "emulator/device/atomics.h"
 #include "emulator/device/bits.h"

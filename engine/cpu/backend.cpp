@@ -7,6 +7,7 @@
 
 #include "engine/cpu/heap.h"
 #include "kernels/base/error.h"
+#include "kernels/cpu/description.h"
 
 namespace tessera {
 namespace {
@@ -60,8 +61,10 @@ class CpuBackend final : public Backend {
     cpu.device = Device::cpu();
     cpu.name = "CPU";
     cpu.memory_bytes = pages_as_bytes(_SC_PHYS_PAGES);
-    cpu.free_bytes = pages_as_bytes(_SC_AVPHYS_PAGES);
     return {cpu};
+  }
+  [[nodiscard]] std::string matrix_products() const override {
+    return "oneDNN " + kernels::cpu::describe().onednn_version;
   }
 
   [[nodiscard]] const kernels::KernelTable& kernels() const override {

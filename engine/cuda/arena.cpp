@@ -4,7 +4,10 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "engine/cuda/device.h"
+#include "engine/cuda/queue_context.h"
 #include "engine/cuda/settings.h"
 #include "kernels/base/error.h"
 #include "kernels/cuda/error.h"
@@ -52,26 +55,58 @@ std::size_t Arena::granularity(std::size_t bytes) const {
   return bytes >= large_block ? large_unit : alignment;
 }
 
+// The wait is for single points and without the lock: waiting for the whole device could be waiting
+// for a collective whose peers wait for this rank's next call.
 std::byte* Arena::take(std::size_t bytes) {
-  const std::lock_guard lock(mutex_);
-  const std::optional<std::size_t> offset = free_.take(bytes);
-  if (!offset) return nullptr;
-  if (in_flight_) {
-    bind_thread(device_);
-    const cudaError_t error = cudaDeviceSynchronize();
-    if (error != cudaSuccess) {
-      free_.give_back(*offset, bytes);
-      kernels::cuda::fail_call(error, "cudaDeviceSynchronize()", __FILE__, __LINE__);
+  for (;;) {
+    std::shared_ptr<const Uses> oldest;
+    {
+      const std::lock_guard lock(mutex_);
+      take_back_what_is_idle();
+      if (const auto offset = free_.take(bytes)) return base_ + *offset;
+      if (in_flight_.empty()) return nullptr;
+      oldest = in_flight_.front().uses;
     }
-    in_flight_ = false;
+    bind_thread(device_);
+    for (const auto& point : *oldest) TESSERA_CUDA(cudaEventSynchronize(point->event()));
   }
-  return base_ + *offset;
 }
 
 void Arena::give_back(std::byte* block, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
-  free_.give_back(static_cast<std::size_t>(block - base_), bytes);
-  in_flight_ = true;
+  const auto offset = static_cast<std::size_t>(block - base_);
+  try {
+    in_flight_.push_back({offset, bytes, uses_now()});
+  } catch (const Error&) {
+    free_.give_back(offset, bytes);  // the device has failed: nothing works on the block any more
+  }
+}
+
+// The mutex is held.
+std::shared_ptr<const Arena::Uses> Arena::uses_now() const {
+  auto uses = std::make_shared<Uses>();
+  for (const QueueContext* const queue : queues_) uses->push_back(queue->record(false));
+  return uses;
+}
+
+// The mutex is held.
+void Arena::take_back_what_is_idle() {
+  for (auto block = in_flight_.begin(); block != in_flight_.end();) {
+    const bool idle = std::all_of(block->uses->begin(), block->uses->end(),
+                                  [](const auto& point) { return point->reached(); });
+    if (idle) free_.give_back(block->offset, block->bytes);
+    block = idle ? in_flight_.erase(block) : std::next(block);
+  }
+}
+
+void Arena::add(const QueueContext& queue) {
+  const std::lock_guard lock(mutex_);
+  queues_.push_back(&queue);
+}
+
+void Arena::remove(const QueueContext& queue) {
+  const std::lock_guard lock(mutex_);
+  std::erase(queues_, &queue);
 }
 
 void Arena::give_back_idle(std::byte* block, std::size_t bytes) {
@@ -81,10 +116,12 @@ void Arena::give_back_idle(std::byte* block, std::size_t bytes) {
 
 std::string Arena::shortage() const {
   const std::lock_guard lock(mutex_);
+  std::size_t in_flight = 0;
+  for (const InFlight& block : in_flight_) in_flight += block.bytes;
   return fmt::format(
       ", {} bytes free in the arena of cuda:{} ({} bytes; TESSERA_CUDA_MEMORY sets its size), the "
       "largest part {}",
-      free_.free_bytes(), device_, bytes_, free_.largest());
+      free_.free_bytes() + in_flight, device_, bytes_, free_.largest());
 }
 
 }  // namespace tessera::cuda

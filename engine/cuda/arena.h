@@ -2,12 +2,18 @@
 // from. CUDA's own allocator waits for the whole device, so nothing calls it afterwards.
 #pragma once
 
+#include <list>
+#include <memory>
 #include <mutex>
+#include <vector>
 
 #include "engine/cuda/free_ranges.h"
+#include "engine/cuda/point.h"
 #include "engine/memory.h"
 
 namespace tessera::cuda {
+
+class QueueContext;
 
 // Blocks are 256-byte aligned. Thread-safe.
 class Arena final : public MemorySource {
@@ -20,22 +26,38 @@ class Arena final : public MemorySource {
 
   [[nodiscard]] std::size_t granularity(std::size_t bytes) const override;
   [[nodiscard]] std::byte* take(std::size_t bytes) override;
-  // Queues may still have work on the block: take() waits for the device before it hands out what
-  // was given back.
+  // Queues may still have work on the block. It is handed out again when they are done with what
+  // they have now: take() prefers what is idle, and waits only when that is not enough.
   void give_back(std::byte* block, std::size_t bytes) override;
   // The same for a block that no queue has work on any more: nobody waits.
   void give_back_idle(std::byte* block, std::size_t bytes);
   [[nodiscard]] std::string shortage() const override;
 
+  // The queues whose work on blocks is waited for; each from its making to its end.
+  void add(const QueueContext& queue);
+  void remove(const QueueContext& queue);
+
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
 
  private:
+  // The ends of what the queues had when a block was given back.
+  using Uses = std::vector<std::shared_ptr<const Point>>;
+  struct InFlight {
+    std::size_t offset = 0;
+    std::size_t bytes = 0;
+    std::shared_ptr<const Uses> uses;
+  };
+
+  [[nodiscard]] std::shared_ptr<const Uses> uses_now() const;
+  void take_back_what_is_idle();
+
   const int device_;
   std::size_t bytes_ = 0;
   std::byte* base_ = nullptr;
   mutable std::mutex mutex_;
   FreeRanges free_{0};
-  bool in_flight_ = false;  // something was given back since the device was last waited for
+  std::vector<const QueueContext*> queues_;
+  std::list<InFlight> in_flight_;  // in the order in which they were given back
 };
 
 }  // namespace tessera::cuda

@@ -8,7 +8,7 @@
 #include "engine/cuda/queue.h"
 #include "engine/cuda_backend.h"
 #include "kernels/base/error.h"
-#include "kernels/cuda/error.h"
+#include "kernels/cuda/matmul_way.h"
 #include "kernels/cuda/registry.h"
 
 namespace tessera {
@@ -20,6 +20,7 @@ class CudaBackend final : public Backend {
   [[nodiscard]] std::string unavailable_reason() const override {
     return cuda::availability().reason;
   }
+  [[nodiscard]] bool installed() const override { return cuda::availability().driver; }
 
   [[nodiscard]] std::vector<DeviceDescription> describe() const override {
     std::vector<DeviceDescription> all;
@@ -30,13 +31,16 @@ class CudaBackend final : public Backend {
       device.name = properties.name;
       device.compute_capability = properties.major * 10 + properties.minor;
       device.multiprocessors = properties.multiProcessorCount;
-      cuda::bind_thread(index);
-      TESSERA_CUDA(cudaMemGetInfo(&device.free_bytes, &device.memory_bytes));
+      device.memory_bytes = properties.totalGlobalMem;
       all.push_back(device);
     }
     return all;
   }
 
+  [[nodiscard]] std::string matrix_products() const override {
+    return kernels::cuda::describe_products(kernels::cuda::matmul_way(),
+                                            kernels::cuda::cublas_lt_library());
+  }
   [[nodiscard]] const kernels::KernelTable& kernels() const override {
     return kernels::cuda_kernels();
   }

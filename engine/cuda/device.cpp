@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <cstdlib>
 #include <vector>
 
 #include "kernels/cuda/error.h"
@@ -10,19 +11,41 @@
 namespace tessera::cuda {
 namespace {
 
+// CUDA counts 12.4 as 12040.
+std::string version_text(int version) {
+  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+}
+
 Availability look() {
-  int count = 0;  // CUDA leaves it alone when it fails
+  // A kernel that is loaded at its first launch waits for the device, where a collective may be
+  // waiting for a peer that does the same. CUDA reads this at its first call, which is the next.
+  ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  int count = 0;  // CUDA leaves both alone when it fails
+  int driver = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
-  if (error == cudaSuccess && count > 0) return {count, ""};
-  (void)cudaGetLastError();
-  if (error == cudaSuccess) return {0, "no NVIDIA GPU"};
-  const char* what = error == cudaErrorInsufficientDriver ? "no NVIDIA driver"
-                     : error == cudaErrorNoDevice         ? "no NVIDIA GPU"
-                                                          : "CUDA does not start";
-  return {0, fmt::format("{}: {} ({})", what, cudaGetErrorName(error), cudaGetErrorString(error))};
+  (void)cudaDriverGetVersion(&driver);
+  if (error != cudaSuccess) (void)cudaGetLastError();
+  return availability_from(error, count, driver);
 }
 
 }  // namespace
+
+Availability availability_from(cudaError_t error, int count, int driver) {
+  const bool has_driver = driver > 0;
+  if (error == cudaSuccess && count > 0) return {count, "", has_driver};
+  if (error == cudaSuccess || error == cudaErrorNoDevice) return {0, "no NVIDIA GPU", has_driver};
+  if (error != cudaErrorInsufficientDriver) {
+    return {0,
+            fmt::format("CUDA does not start: {} ({})", cudaGetErrorName(error),
+                        cudaGetErrorString(error)),
+            has_driver};
+  }
+  if (!has_driver) return {0, "no NVIDIA driver", false};
+  return {0,
+          fmt::format("the NVIDIA driver is too old: it is for CUDA {}, and this build needs {}",
+                      version_text(driver), version_text(CUDART_VERSION / 1000 * 1000)),
+          true};
+}
 
 const Availability& availability() {
   static const Availability found = look();

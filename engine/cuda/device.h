@@ -9,11 +9,15 @@ namespace tessera::cuda {
 
 struct Availability {
   int count = 0;
-  std::string reason;  // why it is 0; else empty
+  std::string reason;   // why it is 0; else empty
+  bool driver = false;  // the machine has an NVIDIA driver, whatever it can do
 };
-// Looked up once. Never throws: whatever CUDA answers but "there are some" means that there is
-// none.
+// Looked up once, and CUDA's first call: from there on kernels are loaded with the device's context
+// (CUDA_MODULE_LOADING, unless the environment sets it). Never throws: whatever CUDA answers but
+// "there are some" means that there is none.
 const Availability& availability();
+// What CUDA's answers mean: cudaGetDeviceCount's, and cudaDriverGetVersion's (0: no driver).
+Availability availability_from(cudaError_t error, int count, int driver);
 
 // Of a device that there is; looked up once.
 const cudaDeviceProp& properties(int device);

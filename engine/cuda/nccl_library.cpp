@@ -34,6 +34,10 @@ NcclLibrary load() {
   }
   library.loaded = true;
   library.text = version_text(version);
+  Dl_info place{};
+  if (dladdr(reinterpret_cast<void*>(library.functions.GetVersion), &place) != 0) {
+    library.text += fmt::format(" ({})", place.dli_fname);
+  }
   return library;
 }
 

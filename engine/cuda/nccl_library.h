@@ -36,7 +36,7 @@ struct NcclFunctions {
 struct NcclLibrary {
   bool loaded = false;
   NcclFunctions functions;
-  std::string text;  // "2.28.9", or why it cannot be loaded
+  std::string text;  // "2.28.9 (its file)", or why it cannot be loaded
 };
 
 // Loaded at the first call (libnccl.so.2), once for the process.

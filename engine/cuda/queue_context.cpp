@@ -26,10 +26,12 @@ QueueContext::QueueContext(int device_index, const std::string& name, std::share
   fault = faults_->address();
   TESSERA_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   nvtxNameCudaStreamA(stream, name.c_str());
+  arena_->add(*this);
 }
 
 QueueContext::~QueueContext() {
   (void)cudaStreamSynchronize(stream);
+  arena_->remove(*this);
   (void)cudaStreamDestroy(stream);
   outgrown_.push_back(scratch_);
   for (const Block& block : outgrown_) {
@@ -37,7 +39,7 @@ QueueContext::~QueueContext() {
   }
 }
 
-PointHandle QueueContext::record(bool timed) const {
+std::shared_ptr<Point> QueueContext::record(bool timed) const {
   return std::make_shared<Point>(EventPool::of(device), stream, timed, faults_);
 }
 

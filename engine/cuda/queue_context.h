@@ -21,7 +21,7 @@ class QueueContext final : public kernels::cuda::Context {
 
   void* scratch(std::size_t bytes) override;
 
-  [[nodiscard]] PointHandle record(bool timed) const;
+  [[nodiscard]] std::shared_ptr<Point> record(bool timed) const;
   // Waits for the stream; throws what went wrong, a fault as well.
   void synchronize();
 

@@ -6,7 +6,6 @@
 
 #include "kernels/attention.h"
 #include "kernels/cuda/context.h"
-#include "kernels/cuda/launch.h"
 
 namespace tessera::kernels::cuda {
 

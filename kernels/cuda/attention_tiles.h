@@ -7,6 +7,7 @@
 #include "kernels/attention.h"
 #include "kernels/cuda/attention_plan.h"
 #include "kernels/cuda/gpu.h"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/philox.h"
 #include "kernels/cuda/types.h"
 

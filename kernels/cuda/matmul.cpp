@@ -50,6 +50,12 @@ MatmulWay matmul_way() {
   return way;
 }
 
+std::string describe_products(MatmulWay way, const CublasLtLibrary& library) {
+  if (way == MatmulWay::own) return "our own kernels (TESSERA_CUDA_MATMUL=own)";
+  if (library.functions != nullptr) return library.name;
+  return fmt::format("our own kernels (no cuBLASLt: {})", library.problem);
+}
+
 void matmul_own(const Matmul& product, Context& context) {
   switch (product.dtype) {
     case DType::bfloat16:

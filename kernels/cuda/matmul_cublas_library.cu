@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 
 #include <atomic>
+#include <sstream>
 #include <utility>
 
 namespace tessera::kernels::cuda {
@@ -32,6 +33,22 @@ void note_problem(std::string& problem, const char* name) {
   problem += reason != nullptr ? reason : name;
 }
 
+// cuBLAS counts 13.1.0 as 130100.
+std::string name_of(void* object, const CublasLt& functions) {
+  std::ostringstream name;
+  name << "cuBLASLt";
+  using Version = std::size_t (*)();
+  if (const auto version = reinterpret_cast<Version>(dlsym(object, "cublasLtGetVersion"))) {
+    const std::size_t number = version();
+    name << ' ' << number / 10000 << '.' << number / 100 % 100 << '.' << number % 100;
+  }
+  Dl_info place{};
+  if (dladdr(reinterpret_cast<void*>(functions.cublasLtCreate), &place) != 0) {
+    name << " (" << place.dli_fname << ')';
+  }
+  return name.str();
+}
+
 }  // namespace
 
 CublasLtLibrary load_cublas_lt(std::initializer_list<const char*> names) {
@@ -52,7 +69,12 @@ CublasLtLibrary load_cublas_lt(std::initializer_list<const char*> names) {
   }
     TESSERA_CUBLAS_LT(TESSERA_CUBLAS_LT_FIND)
 #undef TESSERA_CUBLAS_LT_FIND
-    if (complete) return {std::move(functions), {}};
+    if (complete) {
+      library.problem.clear();
+      library.name = name_of(object, *functions);
+      library.functions = std::move(functions);
+      return library;
+    }
   }
   return library;
 }

@@ -36,6 +36,7 @@ struct CublasLt {
 struct CublasLtLibrary {
   std::shared_ptr<const CublasLt> functions;  // null: it is not to be had
   std::string problem;                        // then: why
+  std::string name = "cuBLASLt";              // with its version and file: "cuBLASLt 13.1.0 (...)"
 };
 
 // Tries these shared objects in turn, then gives up with the reasons. A library that was loaded

@@ -1,6 +1,8 @@
 // Who computes matrix products on a GPU.
 #pragma once
 
+#include <string>
+
 #include "kernels/cuda/context.h"
 #include "kernels/cuda/matmul_cublas_library.h"
 #include "kernels/matmul.h"
@@ -18,6 +20,9 @@ MatmulWay matmul_way_of(const char* text);
 
 // The process's: what the environment's TESSERA_CUDA_MATMUL said at the first call.
 MatmulWay matmul_way();
+
+// Who then computes: "cuBLASLt 13.1.0 (its file)", or "our own kernels" with the reason.
+std::string describe_products(MatmulWay way, const CublasLtLibrary& library);
 
 // cuda::matmul by a given way. What cuBLASLt does not cover (matmul_cublas.h) goes to the own
 // kernels by every way. Error(configuration) for MatmulWay::cublas without a library.

@@ -1,7 +1,9 @@
 // The engine's GPU: its description, queues, points, copies, pinned memory, and tensors on it.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <thread>
@@ -9,6 +11,7 @@
 
 #include "cuda/engine_testing.h"
 #include "engine/backend.h"
+#include "engine/cuda/device.h"
 #include "engine/ops.h"
 
 namespace tessera {
@@ -38,9 +41,45 @@ TEST(Device, DescribesItself) {
   const DeviceDescription device = backend.describe().front();
   EXPECT_EQ(device.device, gpu);
   EXPECT_FALSE(device.name.empty());
-  EXPECT_GE(device.memory_bytes, device.free_bytes);
+  EXPECT_GT(device.memory_bytes, 0u);
   EXPECT_GT(device.multiprocessors, 0);
   EXPECT_GT(device.compute_capability, 0);
+}
+
+TEST(Device, DescribingAllOfThemBindsNone) {
+  const Backend& backend = backend_of(DeviceType::cuda);
+  std::thread([&] {
+    int before = -1, after = -1;
+    TESSERA_CUDA(cudaGetDevice(&before));
+    EXPECT_EQ(backend.describe().size(), static_cast<std::size_t>(backend.device_count()));
+    TESSERA_CUDA(cudaGetDevice(&after));
+    EXPECT_EQ(before, after);
+  }).join();
+}
+
+// Loading one at its first launch could wait for a collective that waits for this rank.
+TEST(Device, LoadsAllKernelsAtTheStart) {
+  ASSERT_GE(cuda::availability().count, 1);
+  ASSERT_NE(std::getenv("CUDA_MODULE_LOADING"), nullptr);
+  EXPECT_STREQ(std::getenv("CUDA_MODULE_LOADING"), "EAGER");
+}
+
+TEST(Device, ThatCannotBeUsedHasAReason) {
+  const auto reason = [](cudaError_t error, int driver) {
+    const cuda::Availability found = cuda::availability_from(error, 0, driver);
+    EXPECT_EQ(found.count, 0);
+    EXPECT_EQ(found.driver, driver > 0);
+    return found.reason;
+  };
+  EXPECT_EQ(reason(cudaErrorInsufficientDriver, 0), "no NVIDIA driver");
+  EXPECT_EQ(reason(cudaErrorNoDevice, 13000), "no NVIDIA GPU");
+  EXPECT_EQ(
+      reason(cudaErrorInsufficientDriver, 12040),
+      fmt::format("the NVIDIA driver is too old: it is for CUDA 12.4, and this build needs {}.0",
+                  CUDART_VERSION / 1000));
+  EXPECT_NE(reason(cudaErrorInitializationError, 13000).find("cudaErrorInitializationError"),
+            std::string::npos);
+  EXPECT_EQ(cuda::availability_from(cudaSuccess, 2, 13000).reason, "");
 }
 
 TEST(Device, ThatIsNotThereIsAConfigurationError) {

@@ -1,12 +1,10 @@
-// What the tests of the engine's GPU share: a small arena, a gate in a queue, values there and
-// back.
+// What the tests of the engine's GPU share: a gate in a queue, values there and back.
 #pragma once
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <numeric>
 #include <thread>
 #include <vector>
@@ -20,14 +18,6 @@
 namespace tessera::testing {
 
 inline constexpr Device gpu = Device::cuda();
-
-// A small arena, so that its end can be reached.
-class SmallArena final : public ::testing::Environment {
- public:
-  void SetUp() override { setenv("TESSERA_CUDA_MEMORY", "64M", 1); }
-};
-[[maybe_unused]] inline const ::testing::Environment* const small_arena =
-    ::testing::AddGlobalTestEnvironment(new SmallArena);  // gtest owns it
 
 // Holds up a queue until it is opened, or at the end of its scope.
 class Gate {

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "emulator/nccl/nccl.h"
+#include "cuda/device_under_test.h"
 #include "engine/backend.h"
 #include "sharding/comm/nccl/connect.h"
 
@@ -37,16 +37,19 @@ inline comm::World world_of(int rank, int size, int port) {
 inline std::vector<std::string> run_nccl(
     int ranks, const std::function<void(const std::shared_ptr<comm::Communicator>&)>& fn,
     comm::ConnectOptions options = {}, int absent = -1) {
-  options.device = Device::cuda();
+  const NcclUnderTest nccl = nccl_under_test(ranks);
+  EXPECT_EQ(nccl.missing, "");
+  if (nccl.functions == nullptr) return {};
   const int port = next_port();
   std::vector<std::string> failures(static_cast<std::size_t>(ranks));
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     if (rank == absent) continue;
-    threads.emplace_back([&, rank] {
+    threads.emplace_back([&, rank, options]() mutable {
       try {
-        const auto communicator = comm::connect_nccl_with(emulator::nccl_functions(),
-                                                          world_of(rank, ranks, port), options);
+        options.device = nccl_device(rank);
+        const auto communicator =
+            comm::connect_nccl_with(*nccl.functions, world_of(rank, ranks, port), options);
         try {
           fn(communicator);
         } catch (const std::exception& error) {
@@ -61,6 +64,11 @@ inline std::vector<std::string> run_nccl(
   threads.clear();  // joins
   return failures;
 }
+
+// Ends a test where so many ranks cannot have NCCL.
+#define TESSERA_NEEDS_NCCL(ranks)                                                            \
+  if (const std::string missing = testing::nccl_under_test(ranks).missing; !missing.empty()) \
+  GTEST_SKIP() << missing
 
 inline void expect_no_failure(const std::vector<std::string>& failures) {
   for (const std::string& failure : failures) EXPECT_EQ(failure, "");

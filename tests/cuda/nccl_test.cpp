@@ -1,5 +1,6 @@
-// The NCCL communicator over a stand-in for NCCL: in the fixed order the bits of every other
-// communicator, in NCCL's own close to them; ranks that differ, hang or give up are named.
+// The NCCL communicator, on the emulated GPU over a stand-in for NCCL: in the fixed order the bits
+// of every other communicator, in NCCL's own close to them; ranks that differ, hang or give up are
+// named.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -7,6 +8,8 @@
 
 #include "cuda/comm_testing.h"
 #include "cuda/nccl_ranks.h"
+#include "sharding/comm/control/bootstrap.h"
+#include "sharding/comm/nccl/job.h"
 #include "sharding/comm/world.h"
 
 namespace tessera::testing {
@@ -51,6 +54,7 @@ void sums(const Ranks& communicator, std::vector<Bytes>& seen) {
 
 TEST(Nccl, GathersInOrder) {
   for (const int ranks : {1, 2, 3}) {
+    TESSERA_NEEDS_NCCL(ranks);
     EXPECT_TRUE(over_nccl(ranks, false, gather_several_times) ==
                 on_the_cpu(ranks, gather_several_times))
         << ranks << " ranks";
@@ -59,12 +63,14 @@ TEST(Nccl, GathersInOrder) {
 
 TEST(Nccl, TheFixedOrderGivesTheBitsOfOtherCommunicators) {
   for (const int ranks : {1, 2, 3, 4}) {
+    TESSERA_NEEDS_NCCL(ranks);
     EXPECT_TRUE(over_nccl(ranks, true, sums) == on_the_cpu(ranks, sums)) << ranks << " ranks";
   }
 }
 
 // fp32 results only: NCCL sums 16-bit gradients in 16 bits.
 TEST(Nccl, ItsOwnOrderIsCloseToTheFixedOne) {
+  TESSERA_NEEDS_NCCL(4);
   const Program program = [](const Ranks& communicator, std::vector<Bytes>& seen) {
     reduce(communicator, 517, {.scale = 0.25f, .accumulate = true}, seen);
   };
@@ -85,6 +91,7 @@ TEST(Nccl, ItsOwnOrderIsCloseToTheFixedOne) {
 
 // Equal ranges one behind the other are NCCL's own reduce-scatter.
 TEST(Nccl, EqualSharesAreOneReduceScatter) {
+  TESSERA_NEEDS_NCCL(3);
   const Program program = [](const Ranks& ranks, std::vector<Bytes>& seen) {
     constexpr std::int64_t share = 64;
     const std::int64_t count = share * ranks->size();
@@ -106,6 +113,7 @@ TEST(Nccl, EqualSharesAreOneReduceScatter) {
 }
 
 TEST(Nccl, GroupsChannelsAndMessages) {
+  TESSERA_NEEDS_NCCL(4);
   const Program program = [](const Ranks& ranks, std::vector<Bytes>& seen) {
     const auto half = ranks->split(ranks->rank() % 2, -ranks->rank(), "half");
     reduce(half, 65, {}, seen);
@@ -132,6 +140,7 @@ void expect_all_say(const std::vector<std::string>& failures,
 }
 
 TEST(Nccl, MismatchesNameBothRanks) {
+  TESSERA_NEEDS_NCCL(2);
   const auto failures = run_nccl(2,
                                  [](const Ranks& ranks) {
                                    const auto buffer =
@@ -145,6 +154,7 @@ TEST(Nccl, MismatchesNameBothRanks) {
 }
 
 TEST(Nccl, ARankThatGivesUpEndsTheOthers) {
+  TESSERA_NEEDS_NCCL(3);
   const auto failures = run_nccl(3, [](const Ranks& ranks) {
     ranks->barrier();
     if (ranks->rank() == 1) throw std::runtime_error("rank 1's own trouble");
@@ -155,6 +165,7 @@ TEST(Nccl, ARankThatGivesUpEndsTheOthers) {
 }
 
 TEST(Nccl, ARankThatDoesNotComeIsNamed) {
+  TESSERA_NEEDS_NCCL(3);
   const auto failures = run_nccl(
       3, [](const Ranks&) { FAIL() << "there is no world"; },
       {.rendezvous_timeout = std::chrono::seconds(2)}, 2);
@@ -163,6 +174,7 @@ TEST(Nccl, ARankThatDoesNotComeIsNamed) {
 
 // Rank 1 computes, or hangs: it never comes to the collective.
 TEST(Nccl, ARankThatHangsIsNamed) {
+  TESSERA_NEEDS_NCCL(2);
   const auto failures = run_nccl(2,
                                  [](const Ranks& ranks) {
                                    const auto buffer =
@@ -178,6 +190,40 @@ TEST(Nccl, ARankThatHangsIsNamed) {
                                  },
                                  {.collective_timeout = std::chrono::seconds(2)});
   expect_all_say({failures[0]}, {"rank 1", "all_gather of 'pooled'", "step 7"});
+}
+
+// The end of a collective on a device that fails meanwhile.
+class PointOfAFailingDevice final : public QueuePoint {
+ public:
+  [[nodiscard]] bool reached() const override {
+    if (looks_++ == 0) return false;
+    fail(ErrorCode::runtime, "cudaEventQuery failed: an illegal address was accessed");
+  }
+  void synchronize() const override {}
+  [[nodiscard]] double seconds_since(const QueuePoint&) const override { return 0; }
+
+ private:
+  mutable std::atomic<int> looks_ = 0;
+};
+
+TEST(NcclJob, AFailingDeviceIsToldToEveryRank) {
+  constexpr std::chrono::seconds patience{20};
+  comm::NcclJob job(
+      comm::control::connect_control_plane(world_of(0, 1, next_port()), patience, patience),
+      nccl_device(0), patience);
+  const comm::Call call(comm::Op::all_gather, {.step = 3});
+  job.expect(call, std::make_shared<PointOfAFailingDevice>());
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  while (!job.control().failed() && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  try {
+    job.control().check(call);
+    FAIL() << "nobody was told";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("an illegal address"), std::string::npos)
+        << error.what();
+  }
 }
 
 }  // namespace

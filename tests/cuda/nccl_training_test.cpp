@@ -15,7 +15,7 @@ TrainingCase over_nccl(bool fixed_order) {
   TrainingCase what{.max_norm = 1e-2, .steps = 2, .batch = 1, .device = gpu};
   what.launcher = [fixed_order](int ranks, const std::function<void(Context&)>& fn) {
     const auto rank = [&](const std::shared_ptr<comm::Communicator>& communicator) {
-      const DeviceGuard on_the_gpu(gpu);
+      const DeviceGuard on_its_gpu(communicator->device());
       Context context(world_of(communicator->rank(), ranks, 0), communicator);
       fn(context);
     };
@@ -25,6 +25,7 @@ TrainingCase over_nccl(bool fixed_order) {
 }
 
 TEST(NcclTraining, TheFixedOrderGivesTheBitsOfASharedGpu) {
+  TESSERA_NEEDS_NCCL(2);
   const TrainingCase shared{.max_norm = 1e-2, .steps = 2, .batch = 1, .device = gpu};
   const Trajectory expected = train_toy(2, toy_options(Strategy::full_shard), shared);
   for (const auto& options :
@@ -35,6 +36,7 @@ TEST(NcclTraining, TheFixedOrderGivesTheBitsOfASharedGpu) {
 }
 
 TEST(NcclTraining, GroupsOfTwoGiveTheSameBits) {
+  TESSERA_NEEDS_NCCL(4);
   const TrainingCase shared{.max_norm = 1e-2, .steps = 2, .batch = 1, .device = gpu};
   const Trajectory expected = train_toy(4, toy_options(Strategy::full_shard), shared);
   EXPECT_TRUE(
@@ -42,6 +44,7 @@ TEST(NcclTraining, GroupsOfTwoGiveTheSameBits) {
 }
 
 TEST(NcclTraining, ItsOwnOrderStaysClose) {
+  TESSERA_NEEDS_NCCL(3);
   const TrainingCase shared{.max_norm = 1e-2, .steps = 2, .batch = 1, .device = gpu};
   const std::vector<double> expected =
       train_toy(3, toy_options(Strategy::full_shard), shared).mean_losses();

@@ -5,10 +5,9 @@
 #include <optional>
 #include <vector>
 
-#include "emulator/runtime/checker.h"
+#include "cuda/device_under_test.h"
 #include "models/gpt2.h"
 #include "sharding/strategy_bits.h"
-#include "support/sanitizers.h"
 
 namespace tessera {
 namespace {
@@ -48,13 +47,7 @@ ShardingOptions options_of(Strategy strategy, int group_size = 0,
 }
 
 class DeviceStrategies : public ::testing::Test {
- protected:
-  DeviceStrategies() {
-    // The checker's lock would order the thread sanitizer's threads.
-    emulator::checker::set_enabled(!testing::thread_sanitizer);
-    emulator::checker::reset();
-  }
-  ~DeviceStrategies() override { EXPECT_EQ(emulator::checker::conflicts(), 0); }
+  const testing::AccessChecking access_checking_;
 };
 
 void expect_close_losses(const Trajectory& expected, const Trajectory& got, double relative) {

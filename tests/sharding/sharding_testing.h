@@ -212,7 +212,8 @@ Trajectory train_ranks(int world, const ShardingOptions& options, const Training
         const std::int64_t first = (number * world + context.rank()) * what.batch;
         begin_batch({static_cast<std::uint64_t>(number), first, what.batch});
         const ToyBatch batch = toy_batch(first, what.batch, length, vocabulary);
-        const Tensor ids = batch.ids.to(what.device), targets = batch.targets.to(what.device);
+        const Tensor ids = batch.ids.to(context.device());
+        const Tensor targets = batch.targets.to(context.device());
         const auto pass = [&] {
           const Tensor loss = net->loss(ids, targets) * (1.0 / what.micro_batches);
           loss.backward();

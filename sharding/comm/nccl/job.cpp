@@ -39,28 +39,40 @@ void NcclJob::expect(const Call& call, PointHandle end) {
   pending_.push_back({call, std::move(end), std::chrono::steady_clock::now() + timeout_});
 }
 
+// A device that has failed says so to whoever asks it anything: then every rank is told, and the
+// collectives are ended.
 void NcclJob::look_on() {
-  backend_of(device_.type).bind_thread(device_);
   std::unique_lock lock(mutex_);
-  while (!changed_.wait_for(lock, look_interval, [&] { return ending_; })) {
-    std::erase_if(pending_, [](const Pending& one) { return one.end->reached(); });
-    if (plane_.control->failed()) {
-      abort_channels();
-      return;
-    }
-    const auto now = std::chrono::steady_clock::now();
-    const auto late = std::find_if(pending_.begin(), pending_.end(),
-                                   [&](const Pending& one) { return now > one.deadline; });
-    if (late != pending_.end()) {
-      plane_.control->abort(fmt::format("{} was not done after {} s", describe(late->call),
-                                        std::chrono::duration<double>(timeout_).count()));
-    }
-    for (const auto& weak : channels_) {
-      const std::shared_ptr<NcclChannel> channel = weak.lock();
-      if (!channel) continue;
-      if (const auto error = channel->asynchronous_error()) {
-        plane_.control->abort("NCCL reports: " + *error);
+  try {
+    backend_of(device_.type).bind_thread(device_);
+    while (!changed_.wait_for(lock, look_interval, [&] { return ending_; })) {
+      std::erase_if(pending_, [](const Pending& one) { return one.end->reached(); });
+      if (plane_.control->failed()) {
+        abort_channels();
+        return;
       }
+      look_for_failures();
+    }
+  } catch (const std::exception& error) {
+    plane_.control->abort(error.what());
+    abort_channels();
+  }
+}
+
+// The mutex is held.
+void NcclJob::look_for_failures() {
+  const auto now = std::chrono::steady_clock::now();
+  const auto late = std::find_if(pending_.begin(), pending_.end(),
+                                 [&](const Pending& one) { return now > one.deadline; });
+  if (late != pending_.end()) {
+    plane_.control->abort(fmt::format("{} was not done after {} s", describe(late->call),
+                                      std::chrono::duration<double>(timeout_).count()));
+  }
+  for (const auto& weak : channels_) {
+    const std::shared_ptr<NcclChannel> channel = weak.lock();
+    if (!channel) continue;
+    if (const auto error = channel->asynchronous_error()) {
+      plane_.control->abort("NCCL reports: " + *error);
     }
   }
 }

@@ -44,6 +44,7 @@ class NcclJob {
     std::chrono::steady_clock::time_point deadline;
   };
   void look_on();
+  void look_for_failures();
   void abort_channels();
 
   control::ControlPlane plane_;

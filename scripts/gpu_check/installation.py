@@ -1,0 +1,96 @@
+"""What is checked: a pack that scripts/gpu-pack made, or a build, with the libraries it needs on this machine."""
+import json
+import os
+import subprocess
+
+from gpu_check import libraries
+
+# What comes from the compiler is used only where the machine's own is missing or too old: other libraries of the
+# machine may need a newer one than was packed.
+COMPILER_FOLDER = "lib-compiler"
+START_SECONDS = 30
+
+
+class Unusable(Exception):
+    """There is nothing to check; the text says why, and what to do."""
+
+
+class Installation:
+    """Where the programs are and how they are started."""
+
+    def __init__(self, folders, *, emulated, products, library_folders=(), head=None, data=None):
+        self.folders = folders  # with programs
+        self.emulated = emulated
+        self.tests = "cuda_tests" if emulated else "gpu_tests"
+        self.products = products  # who is to compute matrix products: "cublas" or "own"
+        self.head = head or {}
+        self.data = data  # a folder with files beside the programs: peers
+        self.found = {} if emulated else libraries.on_this_machine()
+        folders = [*library_folders, *(os.path.dirname(library["path"]) for library in self.found.values())]
+        folders += os.environ.get("LD_LIBRARY_PATH", "").split(":")
+        # Kernels are loaded before the first of them runs: tests hold queues up and then launch.
+        self.variables = {"LD_LIBRARY_PATH": ":".join(dict.fromkeys(filter(None, folders))),
+                          "CUDA_MODULE_LOADING": "EAGER", "PYTHONUNBUFFERED": "1"}
+        if not emulated:
+            self.variables["TESSERA_CUDA_MATMUL"] = products
+
+    @classmethod
+    def of_pack(cls, folder, *, emulated, products):
+        try:
+            with open(os.path.join(folder, "manifest.json"), encoding="utf-8") as file:
+                manifest = json.load(file)
+        except (OSError, ValueError) as error:
+            raise Unusable(f"{folder} is no pack of scripts/gpu-pack: {error}") from None
+        if manifest["emulated"] != emulated:
+            kind = ("for the emulator: run it with --on-emulator" if manifest["emulated"] else
+                    "for GPUs, not for the emulator: run it without --on-emulator")
+            raise Unusable(f"{folder} is {kind}")
+        folders = [os.path.join(folder, "lib")]
+        for more in ([], [os.path.join(folder, COMPILER_FOLDER)]):
+            made = cls([os.path.join(folder, "bin")], emulated=emulated, products=products,
+                       library_folders=folders + more, data=folder,
+                       head={"commit": manifest["commit"], "architecture": manifest["architecture"]})
+            problem = made.why_it_does_not_start()
+            if not problem:
+                return made
+        raise Unusable(f"the programs of {folder} do not start here: {problem}")
+
+    @classmethod
+    def of_build(cls, root, *, emulated, products):
+        build = os.path.join(root, "build")
+        folders = ["emulated", "tests"] if emulated else ["", "tests", "bench"]
+        made = cls([os.path.join(build, folder) for folder in folders], emulated=emulated, products=products,
+                   data=os.path.join(root, "bench"), head={"commit": commit_of(root)})
+        problem = made.why_it_does_not_start()
+        if problem:
+            raise Unusable(f"there is no build to check ({problem}): run scripts/test first, or scripts/gpu-pack")
+        return made
+
+    def program(self, name):
+        places = [os.path.join(folder, name) for folder in self.folders]
+        return next(filter(os.path.exists, places), places[0])
+
+    def why_it_does_not_start(self):
+        """Of the program `tessera`; empty when it starts."""
+        try:
+            done = subprocess.run([self.program("tessera"), "--help"], capture_output=True, text=True,
+                                  timeout=START_SECONDS, env={**os.environ, **self.variables}, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return str(error)
+        return "" if done.returncode == 0 else done.stderr.strip() or f"exit {done.returncode}"
+
+    def problem_with_products(self, computed_by):
+        """Why a figure whose products were computed so is not the one asked for; empty when it is."""
+        if computed_by is None:
+            return ""  # no product is in it
+        wanted = "our own kernels" if self.emulated or self.products == "own" else "cuBLASLt"
+        return "" if computed_by.startswith(wanted) else f"products by {computed_by}, and {wanted} was asked for"
+
+
+def commit_of(root):
+    try:
+        done = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=20,
+                              check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return done.stdout.strip() or "unknown"

@@ -1,0 +1,75 @@
+"""Where CUDA's libraries are on this machine: cuBLASLt and NCCL are too large to carry along."""
+import glob
+import os
+import re
+import shutil
+import site
+import subprocess
+import sys
+import sysconfig
+
+NAMED = "LD_LIBRARY_PATH"
+SONAMES = {"cuBLASLt": ("libcublasLt.so.13", "libcublasLt.so.12"), "NCCL": ("libnccl.so.2",)}
+
+
+def loader_cache():
+    """{soname: path} of what the loader finds by itself."""
+    command = shutil.which("ldconfig") or "/sbin/ldconfig"
+    try:
+        listing = subprocess.run([command, "-p"], capture_output=True, text=True, timeout=20, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    found = {}
+    for line in listing.splitlines():
+        match = re.match(r"\s*(\S+) \(.*x86-64.*\) => (\S+)", line)
+        if match:
+            found.setdefault(*match.groups())
+    return found
+
+
+def python_folders():
+    """Folders of packages: this Python's, the one on PATH, and those of an active environment."""
+    folders = [*sys.path, *site.getsitepackages(), sysconfig.get_path("purelib")]
+    roots = [os.environ.get(name) for name in ("VIRTUAL_ENV", "CONDA_PREFIX")]
+    other = shutil.which("python3")
+    if other:
+        roots.append(os.path.dirname(os.path.dirname(os.path.realpath(other))))
+        roots.append(os.path.dirname(os.path.dirname(other)))
+    for root in filter(None, roots):
+        folders += glob.glob(os.path.join(root, "lib", "python3*", "*-packages"))
+    return list(dict.fromkeys(folder for folder in folders if os.path.isdir(folder)))
+
+
+def places():
+    """(how it was found, folder), in the order in which they are looked at."""
+    for folder in filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")):
+        yield NAMED, folder
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(name):
+            yield name, os.path.join(os.environ[name], "lib64")
+    for folder in ["/usr/local/cuda/lib64", *sorted(glob.glob("/usr/local/cuda-*/lib64"), reverse=True)]:
+        yield "the CUDA toolkit", folder
+    for packages in python_folders():
+        for folder in sorted(glob.glob(os.path.join(packages, "nvidia", "*", "lib"))):
+            yield "Python's packages", folder
+
+
+def find(cache, folders):
+    """{"cuBLASLt": {"path", "by"}, "NCCL": ...} from the loader's cache and from (how, folder) in their order; a
+    library that is nowhere is missing from it. What the environment names goes before the loader's own."""
+    found = {}
+    for library, sonames in SONAMES.items():
+        for soname in sonames:
+            choices = [(by, os.path.join(folder, soname)) for by, folder in folders]
+            named = sum(by == NAMED for by, _ in choices)
+            if soname in cache:
+                choices.insert(named, ("the loader", cache[soname]))
+            match = next(((by, path) for by, path in choices if os.path.exists(path)), None)
+            if match:
+                found[library] = {"path": match[1], "by": match[0]}
+                break
+    return found
+
+
+def on_this_machine():
+    return find(loader_cache(), list(places()))
