@@ -12,16 +12,16 @@
 namespace tessera::emulator {
 namespace {
 
-constexpr std::size_t alignment = 128;
+constexpr std::size_t piece_alignment = 128;
 constexpr std::size_t gap = 128;
 constexpr std::size_t most_pieces = 65;
 constexpr unsigned char unwritten = 0xff;
 // Rounding to the alignment and a gap for each piece.
-constexpr std::size_t capacity = SharedMemory::most + most_pieces * (alignment + gap);
+constexpr std::size_t capacity = SharedMemory::most + most_pieces * (piece_alignment + gap);
 constexpr std::size_t ordering_bytes = 8;  // the thread sanitizer's grain
 
 constexpr std::size_t round_up(std::size_t bytes) {
-  return (bytes + alignment - 1) / alignment * alignment;
+  return (bytes + piece_alignment - 1) / piece_alignment * piece_alignment;
 }
 
 // A thread fills a variable that it is the first to name, but does not write it in CUDA's sense:
@@ -48,8 +48,8 @@ SharedMemory::~SharedMemory() {
 }
 
 void SharedMemory::take_memory() {
-  memory_ = static_cast<std::byte*>(
-      std::aligned_alloc(alignment, round_up(capacity + SharedMemory::orderings * ordering_bytes)));
+  memory_ = static_cast<std::byte*>(std::aligned_alloc(
+      piece_alignment, round_up(capacity + SharedMemory::orderings * ordering_bytes)));
   if (memory_ == nullptr) throw std::bad_alloc();
 }
 

@@ -12,7 +12,7 @@ namespace tessera::cuda {
 namespace {
 
 // CUDA counts 12.4 as 12040.
-std::string version_text(int version) {
+std::string cuda_version(int version) {
   return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }
 
@@ -43,7 +43,7 @@ Availability availability_from(cudaError_t error, int count, int driver) {
   if (!has_driver) return {0, "no NVIDIA driver", false};
   return {0,
           fmt::format("the NVIDIA driver is too old: it is for CUDA {}, and this build needs {}",
-                      version_text(driver), version_text(CUDART_VERSION / 1000 * 1000)),
+                      cuda_version(driver), cuda_version(CUDART_VERSION / 1000 * 1000)),
           true};
 }
 

@@ -40,7 +40,7 @@ void check(const NamedOp& op, DType dtype, const BroadcastCase& s) {
 }
 
 TEST(CudaBinary, EveryShape) {
-  const BroadcastCase shapes[] = {
+  const BroadcastCase broadcasts[] = {
       {1, 1003},          // the same shape
       {1, 75, 1, 1, 1},   // off a vector boundary together
       {1, 75, 1, 2, 0},   // apart
@@ -58,7 +58,7 @@ TEST(CudaBinary, EveryShape) {
   };
   for (const NamedOp& op : all_ops) {
     for (const DType dtype : floating_dtypes) {
-      for (const BroadcastCase& shape : shapes) check(op, dtype, shape);
+      for (const BroadcastCase& shape : broadcasts) check(op, dtype, shape);
     }
   }
 }

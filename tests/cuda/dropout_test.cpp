@@ -37,7 +37,7 @@ void check(const DropoutCase& c, DType dtype, std::size_t n) {
 
 TEST(CudaDropout, EveryOption) {
   const std::int64_t far = (std::int64_t{1} << 34) - 6;
-  const DropoutCase cases[] = {
+  const DropoutCase dropouts[] = {
       {0, 0.1f, false, false},         {0, 0.5f, true, true},
       {4, 0.3f, true, false},        // a block of words on, a group of 16-bit elements off
       {1, 0.3f, false, true, 1, 1},  // draws and memory begin off a boundary together
@@ -46,7 +46,7 @@ TEST(CudaDropout, EveryOption) {
       {0, 1.0f, false, true},
   };
   for (const DType dtype : floating_dtypes) {
-    for (const DropoutCase& c : cases) {
+    for (const DropoutCase& c : dropouts) {
       for (const std::size_t n : {std::size_t{0}, std::size_t{1}, std::size_t{77}}) {
         check(c, dtype, n);
       }
