@@ -5,6 +5,7 @@
 
 #include "cli/recipe_schema.h"
 #include "cli/recipe_values.h"
+#include "engine/data/tokenizer.h"
 
 namespace tessera::cli {
 namespace {
@@ -126,12 +127,12 @@ RecipeKey no_default(RecipeKey row) {
   return row;
 }
 
-constexpr std::int64_t byte_tokens = 256;
+const std::int64_t tokens_of_bytes = ByteTokenizer().vocabulary_size();
 
 RecipeKey vocabulary(const std::string& architecture) {
   return derived<std::int64_t>(
       {architecture, "vocab_size", "Tokens in the vocabulary."},
-      [](const Recipe&) { return Json(byte_tokens); }, "the tokenizer's", at_least(1));
+      [](const Recipe&) { return Json(tokens_of_bytes); }, "the tokenizer's", at_least(1));
 }
 
 RecipeKey positions(const std::string& architecture, const std::string& name) {

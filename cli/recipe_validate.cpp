@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "cli/recipe.h"
+#include "engine/data/tokenizer.h"
 #include "kernels/base/error.h"
 
 namespace tessera::cli {
@@ -63,10 +64,10 @@ void validate_llama(const Recipe& recipe) {
 
 void validate_model(const Recipe& recipe) {
   if (recipe.model.pretrained) return;
-  constexpr std::int64_t byte_tokens = 256;
-  check(configured_number(recipe, "vocab_size") >= byte_tokens, recipe, "model.vocab_size",
+  const std::int64_t bytes = ByteTokenizer().vocabulary_size();
+  check(configured_number(recipe, "vocab_size") >= bytes, recipe, "model.vocab_size",
         "{} is less than the {} tokens of data.tokenizer: bytes",
-        configured_number(recipe, "vocab_size"), byte_tokens);
+        configured_number(recipe, "vocab_size"), bytes);
   if (recipe.model.architecture == "gpt2") {
     validate_gpt2(recipe);
   } else {

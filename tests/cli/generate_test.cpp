@@ -120,13 +120,13 @@ TEST_F(Generate, LogitsAreASafetensorsFileOfThePromptsTokens) {
 TEST_F(Generate, WhatCannotBeAskedIsRefused) {
   const std::string steps = path("FULL_STATE_DICT");
   fs::create_directory(path("empty"));
-  struct Refused {
+  struct RefusedRequest {
     std::string folder;
     std::vector<std::string> options;
     int code;
     std::string message;
   };
-  const std::vector<Refused> cases = {
+  const std::vector<RefusedRequest> cases = {
       {steps, {}, 2, "--prompt TEXT or as --prompt-ids 1,2,3"},
       {steps, {"--prompt", ""}, 2, "--prompt TEXT or as --prompt-ids 1,2,3"},
       {steps, {"--prompt", "a", "--prompt-ids", "1"}, 2, "--prompt TEXT or as --prompt-ids 1,2,3"},
@@ -144,7 +144,7 @@ TEST_F(Generate, WhatCannotBeAskedIsRefused) {
       {path("empty"), {"--prompt", "a"}, 5, "no config.json"},
       {path("text.txt"), {"--prompt", "a"}, 5, "no such folder"},
   };
-  for (const Refused& refused : cases) {
+  for (const RefusedRequest& refused : cases) {
     const Ended ended = generate(refused.folder, refused.options);
     EXPECT_EQ(ended.code, refused.code) << ended.err;
     EXPECT_EQ(ended.out, "") << refused.message;

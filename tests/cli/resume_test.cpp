@@ -177,12 +177,12 @@ TEST(Resume, WhatWouldChangeTheDataIsRefused) {
   std::string other = testing::sample_text(20'000);
   other[100] = 'X';
   folder.write("other.txt", other);
-  struct Refused {
+  struct RefusedResume {
     Settings setting;
     int code;
     std::string message;
   };
-  const std::vector<Refused> cases = {
+  const std::vector<RefusedResume> cases = {
       {{{"data.train", folder.path("other.txt")}}, 4, "is not the text that the run in"},
       {{{"model.seq_len", "32"}, {"model.n_positions", "64"}}, 3, "has model.seq_len 64"},
       {{{"train.seed", "5"}}, 3, "train.seed 0"},
@@ -191,7 +191,7 @@ TEST(Resume, WhatWouldChangeTheDataIsRefused) {
       {{{"model.n_embd", "32"}}, 5, "shape"},
       {{{"train.optimizer", "sgd"}}, 5, "unexpected optimizer tensor"},
   };
-  for (const Refused& refused : cases) {
+  for (const RefusedResume& refused : cases) {
     const Ended ended = run_program(launched(
         2, train_arguments(folder.small() + into(folder, "saves", 4, 2) + refused.setting)));
     EXPECT_EQ(ended.code, refused.code) << ended.err;
