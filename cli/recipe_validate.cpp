@@ -63,10 +63,10 @@ void validate_llama(const Recipe& recipe) {
 
 void validate_model(const Recipe& recipe) {
   if (recipe.model.pretrained) return;
-  constexpr std::int64_t byte_tokens = 256;
-  check(configured_number(recipe, "vocab_size") >= byte_tokens, recipe, "model.vocab_size",
+  constexpr std::int64_t least_tokens = 256;
+  check(configured_number(recipe, "vocab_size") >= least_tokens, recipe, "model.vocab_size",
         "{} is less than the {} tokens of data.tokenizer: bytes",
-        configured_number(recipe, "vocab_size"), byte_tokens);
+        configured_number(recipe, "vocab_size"), least_tokens);
   if (recipe.model.architecture == "gpt2") {
     validate_gpt2(recipe);
   } else {
