@@ -284,12 +284,20 @@ HWY_INLINE void ForEach(std::int64_t n, Body&& body) {
   if (i < n) body(i, PartialVector{static_cast<std::size_t>(n - i)});
 }
 
-// The sum, and the largest, of a vector's lanes, in an order fixed by the vector's width.
+// The sum of a vector's lanes: the upper half is added to the lower one until one lane is left.
+// Highway's own sum takes another order in each of its releases, and other bits with it.
 template <class V>
 HWY_INLINE auto LaneSum(V value) {
   const hn::DFromV<V> d;
-  return hn::GetLane(hn::SumOfLanes(d, value));
+  if constexpr (hn::MaxLanes(d) == 1) {
+    return hn::GetLane(value);
+  } else {
+    const hn::Half<decltype(d)> half;
+    return LaneSum(hn::Add(hn::LowerHalf(half, value), hn::UpperHalf(half, value)));
+  }
 }
+
+// The largest of a vector's lanes.
 template <class V>
 HWY_INLINE auto LaneMax(V value) {
   const hn::DFromV<V> d;
