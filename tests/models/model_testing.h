@@ -40,7 +40,8 @@ struct CountingBatch {
   Tensor ids;
   Tensor targets;
 };
-inline CountingBatch counting_batch(std::int64_t batch, std::int64_t length, std::int64_t vocabulary) {
+inline CountingBatch counting_batch(std::int64_t batch, std::int64_t length,
+                                    std::int64_t vocabulary) {
   std::vector<std::int32_t> ids;
   std::vector<std::int32_t> targets;
   for (std::int64_t b = 0; b < batch; ++b) {

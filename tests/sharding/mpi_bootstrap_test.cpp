@@ -39,7 +39,8 @@ TEST(MpiBootstrap, TwoProcesses) {
   const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
   // No test report from the ranks: theirs would overwrite this one's.
   const std::string command =
-      std::string("env -u TESSERA_TEST_REPORTS -u RANK -u WORLD_SIZE TESSERA_BOOTSTRAP=mpi ") + inside +
+      std::string("env -u TESSERA_TEST_REPORTS -u RANK -u WORLD_SIZE TESSERA_BOOTSTRAP=mpi ") +
+      inside +
       "=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe -n 2 " +
       self + " --gtest_filter=MpiBootstrap.Rank";
   const int status = std::system(command.c_str());
