@@ -19,8 +19,9 @@ import sys
 
 TOGETHER = 10
 INCLUDED = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
-# A vectorised kernel includes itself once for each instruction set and cannot share a file; one set is enough to read it.
-VECTORISED = re.compile(r"#\s*define HWY_TARGET_INCLUDE")
+# Read alone: a vectorised kernel, which includes itself once for each instruction set (one is enough to read it), and what
+# includes yaml-cpp, which declares a class by the name of one of ours.
+ALONE = re.compile(r"#\s*(define HWY_TARGET_INCLUDE|include <yaml-cpp/)")
 # Were warnings errors for the compiler already, those in headers that are not ours to judge (CUDA's names in the
 # emulator) would count.
 OPTIONS = ["--quiet", "--extra-arg=-DHWY_COMPILE_ONLY_STATIC", "--extra-arg=-Wreserved-identifier", "--extra-arg=-Wno-error"]
@@ -50,7 +51,7 @@ def groups_of(files, commands):
     """Lists of sources that are read in one run."""
     by_command, alone = collections.defaultdict(list), []
     for file in files:
-        if VECTORISED.search(read(file)):
+        if ALONE.search(read(file)):
             alone.append([file])
         else:
             by_command[commands[file]].append(file)
