@@ -17,7 +17,7 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-constexpr std::int64_t alignment = 16;
+constexpr std::int64_t operand_alignment = 16;
 // Algorithms are chosen for this many rows: enough to occupy a device, few enough that smaller
 // products are not given tiles that leave it empty.
 constexpr std::int64_t rows_for_choice = 2048;
@@ -83,12 +83,12 @@ bool covered(const Matmul& p) {
   const auto size = static_cast<std::int64_t>(size_of(p.dtype));
   const auto out_size = static_cast<std::int64_t>(size_of(p.out_dtype));
   const auto begins_well = [&p](const void* matrix, std::int64_t stride, std::int64_t bytes) {
-    return reinterpret_cast<std::uintptr_t>(matrix) % alignment == 0 &&
-           (p.batch == 1 || stride * bytes % alignment == 0);
+    return reinterpret_cast<std::uintptr_t>(matrix) % operand_alignment == 0 &&
+           (p.batch == 1 || stride * bytes % operand_alignment == 0);
   };
   if (p.k == 0) return false;
   if (p.bias != nullptr && (p.out_dtype != p.dtype || p.dtype == float64)) return false;
-  if (p.transpose_a && p.lda * size % alignment != 0) return false;
+  if (p.transpose_a && p.lda * size % operand_alignment != 0) return false;
   return begins_well(p.a, p.stride_a, size) && begins_well(p.b, p.stride_b, size) &&
          begins_well(p.c, p.stride_c, out_size) && begins_well(p.bias, 0, size);
 }
@@ -295,7 +295,7 @@ class ThreadPlans {
     for (const auto attribute :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
-      set(attribute, static_cast<std::uint32_t>(alignment));
+      set(attribute, static_cast<std::uint32_t>(operand_alignment));
     }
     return preference;
   }
