@@ -10,16 +10,17 @@
 namespace tessera::testing {
 namespace {
 
-struct Shape {
+struct ActivationCase {
   std::int64_t rows, dim;
   std::size_t offset = 0, bias_offset = 0;
   bool bias = true;
   [[nodiscard]] std::size_t size() const { return static_cast<std::size_t>(rows * dim); }
 };
-constexpr Shape shapes[] = {{4, 128},    {5, 77}, {3, 24, 1, 1}, {3, 24, 0, 1},       {7, 3, 1, 0},
-                            {1, 203, 3}, {0, 5},  {5, 0},        {3, 65, 0, 0, false}};
+constexpr ActivationCase activation_cases[] = {{4, 128},      {5, 77},      {3, 24, 1, 1},
+                                               {3, 24, 0, 1}, {7, 3, 1, 0}, {1, 203, 3},
+                                               {0, 5},        {5, 0},       {3, 65, 0, 0, false}};
 
-void check_bias_gelu(const Shape& s, DType dtype, bool exact) {
+void check_bias_gelu(const ActivationCase& s, DType dtype, bool exact) {
   const auto dim = static_cast<std::size_t>(s.dim);
   const std::vector<double> x_values = random_values(s.size(), dtype, 1, 2);
   const std::vector<double> bias_values = random_values(dim, dtype, 2);
@@ -43,7 +44,7 @@ void check_bias_gelu(const Shape& s, DType dtype, bool exact) {
   EXPECT_TRUE(x.device_bytes() == apart) << "in place";
 }
 
-void check_bias_gelu_backward(const Shape& s, DType dtype, bool exact, bool again) {
+void check_bias_gelu_backward(const ActivationCase& s, DType dtype, bool exact, bool again) {
   const auto dim = static_cast<std::size_t>(s.dim);
   const std::vector<double> x_values = random_values(s.size(), dtype, 1, 2);
   const std::vector<double> bias_values = random_values(dim, dtype, 2);
@@ -77,7 +78,7 @@ void check_bias_gelu_backward(const Shape& s, DType dtype, bool exact, bool agai
 }
 
 TEST(CudaActivation, BiasGelu) {
-  for (const Shape& shape : shapes) {
+  for (const ActivationCase& shape : activation_cases) {
     for (const DType dtype : floating_dtypes) {
       check_bias_gelu(shape, dtype, false);
       check_bias_gelu(shape, dtype, true);
@@ -86,7 +87,7 @@ TEST(CudaActivation, BiasGelu) {
 }
 
 TEST(CudaActivation, BiasGeluBackward) {
-  for (const Shape& shape : shapes) {
+  for (const ActivationCase& shape : activation_cases) {
     for (const DType dtype : floating_dtypes) {
       for (const bool exact : {false, true}) check_bias_gelu_backward(shape, dtype, exact, true);
       check_bias_gelu_backward(shape, dtype, true, false);

@@ -11,7 +11,7 @@
 namespace tessera::testing {
 namespace {
 
-struct Shape {
+struct RotaryCase {
   std::int64_t rows, sequence, heads, head_dim, first_position = 0;
   std::int64_t x_padding = 0, out_padding = 0;  // of a row
   std::size_t x_offset = 0, out_offset = 0, table_offset = 0;
@@ -19,7 +19,7 @@ struct Shape {
   [[nodiscard]] std::int64_t x_stride() const { return heads * head_dim + x_padding; }
   [[nodiscard]] std::int64_t out_stride() const { return heads * head_dim + out_padding; }
 };
-constexpr Shape shapes[] = {
+constexpr RotaryCase shapes[] = {
     {6, 3, 2, 32},                    // two sequences
     {6, 3, 2, 32, 5, 64, 0},          // packed rows, later positions
     {5, 5, 3, 6},                     // half a head is no group
@@ -32,7 +32,7 @@ constexpr Shape shapes[] = {
     {4, 4, 0, 16},
 };
 
-std::vector<double> angles(const Shape& s, bool sine) {
+std::vector<double> angles(const RotaryCase& s, bool sine) {
   std::vector<double> table;
   for (std::int64_t position = 0; position < s.first_position + s.sequence; ++position) {
     for (std::int64_t i = 0; i < s.head_dim / 2; ++i) {
@@ -45,7 +45,7 @@ std::vector<double> angles(const Shape& s, bool sine) {
   return table;
 }
 
-kernels::Rotary arguments(const Shape& s, bool inverse, DType dtype) {
+kernels::Rotary arguments(const RotaryCase& s, bool inverse, DType dtype) {
   return {.x = nullptr,
           .out = nullptr,
           .cosine = nullptr,
@@ -61,11 +61,11 @@ kernels::Rotary arguments(const Shape& s, bool inverse, DType dtype) {
           .dtype = dtype};
 }
 
-std::size_t extent(const Shape& s, std::int64_t stride) {
+std::size_t extent(const RotaryCase& s, std::int64_t stride) {
   return s.rows == 0 ? 0 : static_cast<std::size_t>((s.rows - 1) * stride + s.heads * s.head_dim);
 }
 
-void check(const Shape& s, bool inverse, DType dtype) {
+void check(const RotaryCase& s, bool inverse, DType dtype) {
   MirroredArray x(random_values(extent(s, s.x_stride()), dtype, 1), dtype, s.x_offset);
   MirroredArray out(std::vector<double>(extent(s, s.out_stride()), 9), dtype, s.out_offset);
   MirroredArray cosine(angles(s, false), float32, s.table_offset);
@@ -93,7 +93,7 @@ void check(const Shape& s, bool inverse, DType dtype) {
 }
 
 TEST(CudaRotary, EveryShape) {
-  for (const Shape& shape : shapes) {
+  for (const RotaryCase& shape : shapes) {
     for (const DType dtype : floating_dtypes) {
       check(shape, false, dtype);
       check(shape, true, dtype);
