@@ -49,7 +49,7 @@ class Checker : public ::testing::Test {
 };
 
 TEST_F(Checker, AcceptsEventsAndHostWaits) {
-  EXPECT_CUDA(cudaMemsetAsync(a_.data(), 0, bytes, gather_));
+  EXPECT_CUDA(cudaMemsetAsync(a_.data(), 0, array_bytes, gather_));
   EXPECT_CUDA(cudaEventRecord(event_, gather_));
   EXPECT_CUDA(cudaStreamWaitEvent(compute_, event_, 0));
   EXPECT_CUDA(launch_add(compute_, a_.data(), 1));
@@ -62,7 +62,7 @@ TEST_F(Checker, AcceptsEventsAndHostWaits) {
 }
 
 TEST_F(Checker, AcceptsReadersBesideOneAnother) {
-  EXPECT_CUDA(cudaMemsetAsync(a_.data(), 0, bytes, gather_));
+  EXPECT_CUDA(cudaMemsetAsync(a_.data(), 0, array_bytes, gather_));
   EXPECT_CUDA(cudaStreamSynchronize(gather_));
   const OwnedStream third("third");
   const Memory c;
@@ -74,7 +74,7 @@ TEST_F(Checker, AcceptsReadersBesideOneAnother) {
 TEST_F(Checker, AcceptsOrderThroughAThirdStream) {
   const OwnedStream third("third");
   const OwnedEvent other;
-  EXPECT_CUDA(cudaMemsetAsync(a_.data(), 0, bytes, gather_));
+  EXPECT_CUDA(cudaMemsetAsync(a_.data(), 0, array_bytes, gather_));
   EXPECT_CUDA(cudaEventRecord(event_, gather_));
   EXPECT_CUDA(cudaStreamWaitEvent(third, event_, 0));
   EXPECT_CUDA(cudaEventRecord(other, third));
@@ -85,7 +85,7 @@ TEST_F(Checker, AcceptsOrderThroughAThirdStream) {
 
 TEST_F(Checker, ReportsAReadThatDoesNotWaitForTheWrite) {
   // The streams write different memory, one byte of which the declaration makes common.
-  EXPECT_CUDA(cudaMemsetAsync(a_.data(), 0, bytes, gather_));
+  EXPECT_CUDA(cudaMemsetAsync(a_.data(), 0, array_bytes, gather_));
   EXPECT_CUDA(launch(
       compute_, record_of("late", {{a_.data() + 1, 4, false}}), +[](int) {}, 0));
   expect_report({"late reads on stream compute", "cudaMemsetAsync writes on stream gather"});
@@ -93,23 +93,24 @@ TEST_F(Checker, ReportsAReadThatDoesNotWaitForTheWrite) {
 
 TEST_F(Checker, ReportsAWriteThatDoesNotWaitForTheRead) {
   EXPECT_CUDA(launch(
-      compute_, record_of("reader", {{a_.data(), bytes, false}}), +[](int) {}, 0));
+      compute_, record_of("reader", {{a_.data(), array_bytes, false}}), +[](int) {}, 0));
   EXPECT_CUDA(cudaMemsetAsync(a_.data(), 0, 16, gather_));
   expect_report({"cudaMemsetAsync writes on stream gather", "reader reads on stream compute"});
 }
 
 TEST_F(Checker, ReportsACudaMemsetThatTheStreamDoesNotKnow) {
-  EXPECT_CUDA(cudaMemset(a_.data(), 0, bytes));  // does not wait
+  EXPECT_CUDA(cudaMemset(a_.data(), 0, array_bytes));  // does not wait
   EXPECT_CUDA(launch(
-      compute_, record_of("reader", {{a_.data(), bytes, false}}), +[](int) {}, 0));
+      compute_, record_of("reader", {{a_.data(), array_bytes, false}}), +[](int) {}, 0));
   expect_report({"reader reads on stream compute", "cudaMemset writes on stream default"});
 }
 
 TEST_F(Checker, ReportsTheHostOnPinnedMemory) {
   const Pinned pinned;
-  std::memset(pinned.data(), 0, bytes);
-  EXPECT_CUDA(cudaMemcpyAsync(a_.data(), pinned.data(), bytes, cudaMemcpyHostToDevice, gather_));
-  checker::host_access(pinned.data(), bytes, false, "host code");  // both read
+  std::memset(pinned.data(), 0, array_bytes);
+  EXPECT_CUDA(
+      cudaMemcpyAsync(a_.data(), pinned.data(), array_bytes, cudaMemcpyHostToDevice, gather_));
+  checker::host_access(pinned.data(), array_bytes, false, "host code");  // both read
   EXPECT_EQ(checker::conflicts(), 0);
   checker::host_access(pinned.data(), 4, true, "host code");
   expect_report({"host code writes on the host", "cudaMemcpyAsync reads on stream gather"});
@@ -118,9 +119,9 @@ TEST_F(Checker, ReportsTheHostOnPinnedMemory) {
 TEST_F(Checker, TellsTheSamePairOnce) {
   for (int i = 0; i < 5; ++i) {
     EXPECT_CUDA(launch(
-        gather_, record_of("writer", {{a_.data(), bytes, true}}), +[](int) {}, 0));
+        gather_, record_of("writer", {{a_.data(), array_bytes, true}}), +[](int) {}, 0));
     EXPECT_CUDA(launch(
-        compute_, record_of("reader", {{a_.data(), bytes, false}}), +[](int) {}, 0));
+        compute_, record_of("reader", {{a_.data(), array_bytes, false}}), +[](int) {}, 0));
   }
   EXPECT_EQ(checker::conflicts(), 9);
   EXPECT_EQ(checker::reports().size(), 2u);
@@ -130,8 +131,8 @@ TEST_F(Checker, ForgetsFreedMemory) {
   for (int i = 0; i < 20; ++i) {
     void* memory = nullptr;
     cudaStream_t stream = i % 2 == 0 ? gather_ : compute_;
-    ASSERT_CUDA(cudaMallocAsync(&memory, bytes, stream));
-    EXPECT_CUDA(cudaMemsetAsync(memory, 0, bytes, stream));
+    ASSERT_CUDA(cudaMallocAsync(&memory, array_bytes, stream));
+    EXPECT_CUDA(cudaMemsetAsync(memory, 0, array_bytes, stream));
     EXPECT_CUDA(cudaFreeAsync(memory, stream));
   }
   EXPECT_EQ(checker::conflicts(), 0);
@@ -139,8 +140,8 @@ TEST_F(Checker, ForgetsFreedMemory) {
 
 TEST_F(Checker, ReportsMemoryUsedBeforeItsAllocationInStreamOrder) {
   void* memory = nullptr;
-  ASSERT_CUDA(cudaMallocAsync(&memory, bytes, gather_));
-  EXPECT_CUDA(cudaMemsetAsync(memory, 0, bytes, compute_));
+  ASSERT_CUDA(cudaMallocAsync(&memory, array_bytes, gather_));
+  EXPECT_CUDA(cudaMemsetAsync(memory, 0, array_bytes, compute_));
   expect_report(
       {"cudaMemsetAsync writes on stream compute", "cudaMallocAsync writes on stream gather"});
   EXPECT_CUDA(cudaFree(memory));
@@ -150,11 +151,11 @@ TEST_F(Checker, FindsAWaitThatWasDropped) {
   const DropWaits fault("compute", "gather");
   const DropWaits other("gather", "compute");
   EXPECT_CUDA(launch(
-      gather_, record_of("writer", {{a_.data(), bytes, true}}), +[](int) {}, 0));
+      gather_, record_of("writer", {{a_.data(), array_bytes, true}}), +[](int) {}, 0));
   EXPECT_CUDA(cudaEventRecord(event_, gather_));
   EXPECT_CUDA(cudaStreamWaitEvent(compute_, event_, 0));
   EXPECT_CUDA(launch(
-      compute_, record_of("reader", {{a_.data(), bytes, false}}), +[](int) {}, 0));
+      compute_, record_of("reader", {{a_.data(), array_bytes, false}}), +[](int) {}, 0));
   EXPECT_EQ(fault.count(), 1);
   EXPECT_EQ(other.count(), 0);
   expect_report({"reader reads on stream compute"});
@@ -186,8 +187,8 @@ TEST_F(CheckerDeathTest, EndsTheProgramWhereAskedTo) {
   (void)setenv("TESSERA_EMULATOR_CHECK", "halt", 1);
   EXPECT_DEATH(
       {
-        (void)cudaMemsetAsync(a_.data(), 0, bytes, gather_);
-        (void)cudaMemsetAsync(a_.data(), 0, bytes, compute_);
+        (void)cudaMemsetAsync(a_.data(), 0, array_bytes, gather_);
+        (void)cudaMemsetAsync(a_.data(), 0, array_bytes, compute_);
       },
       "ended at the first unordered accesses");
   (void)unsetenv("TESSERA_EMULATOR_CHECK");

@@ -40,7 +40,7 @@ class Gate {
 TEST(Streams, RunTheirOperationsInOrder) {
   const OwnedStream stream("a");
   const Memory memory;
-  EXPECT_CUDA(cudaMemsetAsync(memory.data(), 0, bytes, stream));
+  EXPECT_CUDA(cudaMemsetAsync(memory.data(), 0, array_bytes, stream));
   for (int i = 1; i <= 10; ++i) EXPECT_CUDA(launch_add(stream, memory.data(), i));
   expect_all(memory.read(), 55);
 }
@@ -51,7 +51,7 @@ TEST(Streams, WaitForEventsOfOtherStreams) {
   const OwnedEvent event;
   const Memory source;
   const Memory destination;
-  EXPECT_CUDA(cudaMemsetAsync(source.data(), 0, bytes, first));
+  EXPECT_CUDA(cudaMemsetAsync(source.data(), 0, array_bytes, first));
   for (int round = 0; round < 50; ++round) {
     EXPECT_CUDA(launch_add(first, source.data(), 1));
     EXPECT_CUDA(cudaEventRecord(event, first));
@@ -67,7 +67,7 @@ TEST(Streams, BlockingOnesAreOrderedWithTheDefaultStream) {
   const OwnedStream blocking("blocking", cudaStreamDefault);
   const Memory memory;
   const Memory copy;
-  EXPECT_CUDA(cudaMemset(memory.data(), 0, bytes));
+  EXPECT_CUDA(cudaMemset(memory.data(), 0, array_bytes));
   for (int i = 0; i < 20; ++i) {
     EXPECT_CUDA(launch_add(blocking, memory.data(), 1));
     EXPECT_CUDA(launch_add(nullptr, memory.data(), 1));
@@ -79,7 +79,7 @@ TEST(Streams, BlockingOnesAreOrderedWithTheDefaultStream) {
 
 TEST(Streams, DestroyingOneLetsItsWorkEnd) {
   const Memory memory;
-  EXPECT_CUDA(cudaMemset(memory.data(), 0, bytes));
+  EXPECT_CUDA(cudaMemset(memory.data(), 0, array_bytes));
   EXPECT_CUDA(cudaDeviceSynchronize());
   for (int i = 0; i < 5; ++i) {
     const OwnedStream stream("short-lived");
@@ -121,7 +121,7 @@ TEST(Streams, OfManyHostThreadsDoNotDisturbOneAnother) {
       const OwnedStream stream("rank");
       const OwnedEvent event;
       const Memory memory;
-      EXPECT_CUDA(cudaMemsetAsync(memory.data(), 0, bytes, stream));
+      EXPECT_CUDA(cudaMemsetAsync(memory.data(), 0, array_bytes, stream));
       for (int i = 0; i < 100; ++i) {
         EXPECT_CUDA(launch_add(stream, memory.data(), rank));
         EXPECT_CUDA(cudaEventRecord(event, stream));

@@ -33,7 +33,7 @@ TEST(Errors, OfLaunchesAreReturnedAndKept) {
   record.block = dim3(1);
   record.shared_bytes = 228 << 10;
   EXPECT_EQ(launch(stream, record, add_to_all, memory.data(), 1), cudaErrorInvalidValue);
-  record = record_of("overrun", {{memory.data(), bytes + 4, true}});
+  record = record_of("overrun", {{memory.data(), array_bytes + 4, true}});
   EXPECT_EQ(launch(stream, record, add_to_all, memory.data(), 1), cudaErrorIllegalAddress);
   (void)cudaGetLastError();
 }
@@ -47,15 +47,15 @@ TEST(Errors, OfBadHandlesAndRanges) {
   EXPECT_EQ(cudaStreamSynchronize(destroyed), cudaErrorInvalidResourceHandle);
   EXPECT_EQ(cudaStreamDestroy(destroyed), cudaErrorInvalidResourceHandle);
   EXPECT_EQ(cudaEventRecord(nullptr, nullptr), cudaErrorInvalidResourceHandle);
-  EXPECT_EQ(cudaMemcpy(memory.data(), host.data(), bytes + 4, cudaMemcpyHostToDevice),
+  EXPECT_EQ(cudaMemcpy(memory.data(), host.data(), array_bytes + 4, cudaMemcpyHostToDevice),
             cudaErrorInvalidValue);
-  EXPECT_EQ(cudaMemcpy(memory.data() + 1, host.data(), bytes, cudaMemcpyHostToDevice),
+  EXPECT_EQ(cudaMemcpy(memory.data() + 1, host.data(), array_bytes, cudaMemcpyHostToDevice),
             cudaErrorInvalidValue);
-  EXPECT_EQ(cudaMemcpy(host.data(), memory.data(), bytes, cudaMemcpyHostToDevice),
+  EXPECT_EQ(cudaMemcpy(host.data(), memory.data(), array_bytes, cudaMemcpyHostToDevice),
             cudaErrorInvalidValue);
-  EXPECT_EQ(cudaMemcpy(host.data(), host.data(), bytes, cudaMemcpyDeviceToHost),
+  EXPECT_EQ(cudaMemcpy(host.data(), host.data(), array_bytes, cudaMemcpyDeviceToHost),
             cudaErrorInvalidValue);
-  EXPECT_EQ(cudaMemsetAsync(host.data(), 0, bytes, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaMemsetAsync(host.data(), 0, array_bytes, nullptr), cudaErrorInvalidValue);
   EXPECT_EQ(cudaFree(memory.data() + 1), cudaErrorInvalidValue);
   EXPECT_EQ(cudaFreeHost(memory.data()), cudaErrorInvalidValue);
   EXPECT_EQ(cudaSetDevice(settings().devices), cudaErrorInvalidDevice);
@@ -119,7 +119,7 @@ TEST(DeviceMemory, FreedInStreamOrderIsThereAgainWhenItIsNeeded) {
   for (int i = 0; i < 3; ++i) {
     void* memory = nullptr;
     ASSERT_CUDA(cudaMallocAsync(&memory, large, stream));
-    EXPECT_CUDA(cudaMemsetAsync(memory, 0, bytes, stream));
+    EXPECT_CUDA(cudaMemsetAsync(memory, 0, array_bytes, stream));
     EXPECT_CUDA(cudaFreeAsync(memory, stream));
     EXPECT_EQ(cudaFreeAsync(memory, stream), cudaErrorInvalidValue);
   }
@@ -151,15 +151,17 @@ TEST(Copies, FromPageableMemoryAreDoneWithItOnReturn) {
   const OwnedStream stream("a");
   const Memory memory;
   std::vector<int> host(count, 5);
-  EXPECT_CUDA(cudaMemcpyAsync(memory.data(), host.data(), bytes, cudaMemcpyHostToDevice, stream));
+  EXPECT_CUDA(
+      cudaMemcpyAsync(memory.data(), host.data(), array_bytes, cudaMemcpyHostToDevice, stream));
   std::fill(host.begin(), host.end(), 6);
-  EXPECT_CUDA(cudaMemcpyAsync(host.data(), memory.data(), bytes, cudaMemcpyDeviceToHost, stream));
+  EXPECT_CUDA(
+      cudaMemcpyAsync(host.data(), memory.data(), array_bytes, cudaMemcpyDeviceToHost, stream));
   expect_all(host, 5);  // pageable again: the call waited
 }
 
 TEST(Copies, OfRowsLeaveWhatIsBetweenThem) {
   const Memory memory;
-  EXPECT_CUDA(cudaMemset(memory.data(), 0, bytes));
+  EXPECT_CUDA(cudaMemset(memory.data(), 0, array_bytes));
   const std::vector<int> host{1, 2, 3, 4};
   EXPECT_CUDA(cudaMemcpy2D(memory.data(), 4 * sizeof(int), host.data(), 2 * sizeof(int),
                            2 * sizeof(int), 2, cudaMemcpyHostToDevice));

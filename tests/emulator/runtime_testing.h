@@ -13,14 +13,14 @@
 namespace tessera::emulator::testing {
 
 inline constexpr int count = 1024;
-inline constexpr std::size_t bytes = count * sizeof(int);
+inline constexpr std::size_t array_bytes = count * sizeof(int);
 
 #define EXPECT_CUDA(call) EXPECT_EQ((call), cudaSuccess)
 #define ASSERT_CUDA(call) ASSERT_EQ((call), cudaSuccess)
 
 class Memory {
  public:
-  explicit Memory(std::size_t size = bytes) { EXPECT_CUDA(cudaMalloc(&memory_, size)); }
+  explicit Memory(std::size_t size = array_bytes) { EXPECT_CUDA(cudaMalloc(&memory_, size)); }
   ~Memory() { EXPECT_CUDA(cudaFree(memory_)); }
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
@@ -28,7 +28,7 @@ class Memory {
   [[nodiscard]] std::vector<int> read() const {
     std::vector<int> values(count);
     EXPECT_CUDA(cudaDeviceSynchronize());
-    EXPECT_CUDA(cudaMemcpy(values.data(), memory_, bytes, cudaMemcpyDeviceToHost));
+    EXPECT_CUDA(cudaMemcpy(values.data(), memory_, array_bytes, cudaMemcpyDeviceToHost));
     return values;
   }
 
@@ -38,7 +38,7 @@ class Memory {
 
 class Pinned {
  public:
-  Pinned() { EXPECT_CUDA(cudaMallocHost(&memory_, bytes)); }
+  Pinned() { EXPECT_CUDA(cudaMallocHost(&memory_, array_bytes)); }
   ~Pinned() { EXPECT_CUDA(cudaFreeHost(memory_)); }
   Pinned(const Pinned&) = delete;
   Pinned& operator=(const Pinned&) = delete;
@@ -89,12 +89,15 @@ inline LaunchRecord record_of(const char* kernel, std::vector<Access> accesses =
   return {kernel, dim3(1), dim3(1), 0, std::move(accesses)};
 }
 inline cudaError_t launch_add(cudaStream_t stream, int* values, int addend) {
-  return launch(stream, record_of("add_to_all", {{values, bytes, false}, {values, bytes, true}}),
-                add_to_all, values, addend);
+  return launch(
+      stream, record_of("add_to_all", {{values, array_bytes, false}, {values, array_bytes, true}}),
+      add_to_all, values, addend);
 }
 inline cudaError_t launch_copy(cudaStream_t stream, int* destination, const int* source) {
-  return launch(stream, record_of("copy_all", {{source, bytes, false}, {destination, bytes, true}}),
-                copy_all, destination, source);
+  return launch(
+      stream,
+      record_of("copy_all", {{source, array_bytes, false}, {destination, array_bytes, true}}),
+      copy_all, destination, source);
 }
 
 inline void expect_all(const std::vector<int>& values, int expected) {
