@@ -4,8 +4,10 @@
     PYTHON bench/compare_pytorch.py [--rounds 3] [--json FILE]      # PYTHON has torch: see scripts/judges
 
 Each round times PyTorch (bench/peers/pytorch_gpt.py) and `tessera train` on the same model: 6 layers, 384 wide, 6 heads,
-256 tokens, batch 8 a rank, byte vocabulary, tied head, AdamW, clipping, FULL_SHARD. Prints tokens/s (medians over steps,
-then over rounds), the largest rank's peak resident memory, and the ratios. On AMD, pass --mkl-avx512.
+256 tokens, batch 8 a rank, byte vocabulary, tied head, AdamW, clipping, FULL_SHARD; with --model gpt2-124m 12 layers, 768
+wide, 12 heads, 512 tokens, batch 2 a rank, a vocabulary of 50,304. Prints tokens/s (medians over steps, then over rounds),
+the largest rank's peak resident memory, and the ratios. On AMD, pass --mkl-avx512. --before PROGRAM times another build
+of `tessera` in the same turns; --no-peer leaves PyTorch out, and any Python will do.
 """
 import argparse
 import json
@@ -17,12 +19,21 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-RECIPE = {
-    "model": {"architecture": "gpt2", "n_layer": 6, "n_head": 6, "n_embd": 384, "seq_len": 256},
-    "data": {"batch_size": 8},
-    "train": {"lr": 3.0e-4, "lr_schedule": "constant", "weight_decay": 0.1, "max_grad_norm": 1.0},
-    "sharding": {"sharding_strategy": "FULL_SHARD"},
+MODELS = {
+    "gpt-10m": {"layers": 6, "heads": 6, "width": 384, "tokens": 256, "vocabulary": 256, "batch-size": 8},
+    "gpt2-124m": {"layers": 12, "heads": 12, "width": 768, "tokens": 512, "vocabulary": 50304, "batch-size": 2},
 }
+
+
+def recipe_of(model):
+    sizes = MODELS[model]
+    return {
+        "model": {"architecture": "gpt2", "n_layer": sizes["layers"], "n_head": sizes["heads"], "n_embd": sizes["width"],
+                  "seq_len": sizes["tokens"], "vocab_size": sizes["vocabulary"]},
+        "data": {"batch_size": sizes["batch-size"]},
+        "train": {"lr": 3.0e-4, "lr_schedule": "constant", "weight_decay": 0.1, "max_grad_norm": 1.0},
+        "sharding": {"sharding_strategy": "FULL_SHARD"},
+    }
 
 
 def processor():
@@ -41,6 +52,8 @@ def run_peer(dtype, arguments):
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
         command = [sys.executable, str(ROOT / "bench/peers/pytorch_gpt.py"), "--mode", "fsdp2", "--ranks", "2", "--dtype",
                    dtype, "--steps", str(arguments.steps), "--json", out.name]
+        for size, value in MODELS[arguments.model].items():
+            command += [f"--{size}", str(value)]
         if arguments.mkl_avx512:
             command.append("--mkl-avx512")
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -48,13 +61,12 @@ def run_peer(dtype, arguments):
     return {"tokens_per_s": row["tokens_per_s"], "peak_mib": row["peak_rss_mib"]}
 
 
-def run_tessera(dtype, arguments, folder):
-    program = str(ROOT / "build/tessera") if not arguments.tessera else arguments.tessera
+def run_tessera(program, dtype, arguments, folder):
     text = folder / "text"
     if not text.exists():
         text.write_bytes(bytes((i * 131 + i // 7) % 256 for i in range(1 << 20)))
     recipe = folder / "recipe.json"  # JSON is YAML
-    recipe.write_text(json.dumps(RECIPE), encoding="utf-8")
+    recipe.write_text(json.dumps(recipe_of(arguments.model)), encoding="utf-8")
     metrics = folder / f"{dtype}.jsonl"
     metrics.unlink(missing_ok=True)
     steps = arguments.steps + 3
@@ -64,7 +76,7 @@ def run_tessera(dtype, arguments, folder):
                     "--set", f"log.jsonl={metrics}"], check=True, stderr=subprocess.DEVNULL)
     rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     return {"tokens_per_s": statistics.median(row["tokens_per_s"] for row in rows[3:]),
-            "peak_mib": rows[-1]["peak_bytes"] / 2**20,
+            "step_s": statistics.median(row["step_s"] for row in rows[3:]), "peak_mib": rows[-1]["peak_bytes"] / 2**20,
             "exposed_share": statistics.median(row["exposed_comm_s"] / row["step_s"] for row in rows[3:])}
 
 
@@ -72,27 +84,42 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--model", choices=MODELS, default="gpt-10m")
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), action="append", help="default: both")
     parser.add_argument("--mkl-avx512", action="store_true")
-    parser.add_argument("--tessera", help="the program (default: build/tessera)")
+    parser.add_argument("--tessera", default=str(ROOT / "build/tessera"), help="the program (default: build/tessera)")
+    parser.add_argument("--before", metavar="PROGRAM", help="another build of the program, timed in the same turns")
+    parser.add_argument("--no-peer", action="store_true", help="without PyTorch")
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
-    results = {"machine": processor(), "command": " ".join(["bench/compare_pytorch.py", *sys.argv[1:]]), "rows": []}
+    results = {"machine": processor(), "command": " ".join(["bench/compare_pytorch.py", *sys.argv[1:]]),
+               "model": arguments.model, "rows": []}
     with tempfile.TemporaryDirectory() as folder:
-        for dtype in ("fp32", "bf16"):
-            ours, peer = [], []
+        for dtype in arguments.dtype or ("fp32", "bf16"):
+            runs = {"pytorch": lambda: run_peer(dtype, arguments),
+                    "before": lambda: run_tessera(arguments.before, dtype, arguments, pathlib.Path(folder)),
+                    "tessera": lambda: run_tessera(arguments.tessera, dtype, arguments, pathlib.Path(folder))}
+            if arguments.no_peer:
+                del runs["pytorch"]
+            if not arguments.before:
+                del runs["before"]
+            of = {name: [] for name in runs}
             for _ in range(arguments.rounds):
-                peer.append(run_peer(dtype, arguments))
-                ours.append(run_tessera(dtype, arguments, pathlib.Path(folder)))
-            middle = lambda rows, key: statistics.median(row[key] for row in rows)
-            row = {"dtype": dtype, "tessera_tokens_per_s": middle(ours, "tokens_per_s"),
-                   "pytorch_tokens_per_s": middle(peer, "tokens_per_s"), "tessera_peak_mib": middle(ours, "peak_mib"),
-                   "pytorch_peak_mib": middle(peer, "peak_mib"), "tessera_exposed_share": middle(ours, "exposed_share")}
-            row["speed_ratio"] = row["tessera_tokens_per_s"] / row["pytorch_tokens_per_s"]
-            row["memory_ratio"] = row["tessera_peak_mib"] / row["pytorch_peak_mib"]
+                for name, run in runs.items():
+                    of[name].append(run())
+            row = {"dtype": dtype}
+            for name, rounds in of.items():
+                for key in rounds[0]:
+                    row[f"{name}_{key}"] = statistics.median(one[key] for one in rounds)
+            line = f"{dtype}: Tessera {row['tessera_tokens_per_s']:.0f} tokens/s, {row['tessera_peak_mib']:.0f} MiB"
+            for name, label in (("pytorch", "PyTorch FSDP2"), ("before", "before")):
+                if name in of:
+                    row[f"speed_ratio_to_{name}"] = row["tessera_tokens_per_s"] / row[f"{name}_tokens_per_s"]
+                    row[f"memory_ratio_to_{name}"] = row["tessera_peak_mib"] / row[f"{name}_peak_mib"]
+                    line += (f"; {label} {row[f'{name}_tokens_per_s']:.0f} tokens/s, {row[f'{name}_peak_mib']:.0f} MiB; "
+                             f"speed {row[f'speed_ratio_to_{name}']:.2f}, memory {row[f'memory_ratio_to_{name}']:.2f}")
             results["rows"].append(row)
-            print(f"{dtype}: Tessera {row['tessera_tokens_per_s']:.0f} tokens/s, {row['tessera_peak_mib']:.0f} MiB; PyTorch "
-                  f"FSDP2 {row['pytorch_tokens_per_s']:.0f} tokens/s, {row['pytorch_peak_mib']:.0f} MiB; speed "
-                  f"{row['speed_ratio']:.2f}, memory {row['memory_ratio']:.2f}", flush=True)
+            print(line, flush=True)
     if arguments.json:
         pathlib.Path(arguments.json).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 

@@ -15,9 +15,12 @@ struct StepMetrics {
   double tokens_per_s = 0;   // of the whole world
   double samples_per_s = 0;  // of the whole world
   double step_s = 0;
-  std::int64_t peak_bytes = 0;  // the largest rank's peak resident memory so far
-  std::int64_t comm_bytes = 0;  // moved by a rank's collectives in this step
-  double exposed_comm_s = 0;    // that computation waited for communication
+  // The most that a rank took so far: resident memory of its process; on a GPU everything from the
+  // arena, blocks in the pools' caches included.
+  std::int64_t peak_bytes = 0;
+  std::int64_t cached_bytes = 0;  // free blocks that a rank's pool keeps, the largest rank's
+  std::int64_t comm_bytes = 0;    // moved by a rank's collectives in this step
+  double exposed_comm_s = 0;      // that computation waited for communication
 };
 
 // One line of JSON without its newline. Numbers have 9 significant digits, which a float survives;

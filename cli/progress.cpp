@@ -11,6 +11,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "cli/bytes_text.h"
+
 namespace tessera::cli {
 namespace {
 
@@ -27,12 +29,6 @@ std::string count_text(double value) {
   if (value >= 1e6) return fmt::format("{:.2f}M", value / 1e6);
   if (value >= 1e4) return fmt::format("{:.1f}k", value / 1e3);
   return fmt::format("{:.0f}", value);
-}
-
-std::string bytes_text(std::int64_t bytes) {
-  constexpr double mebibyte = 1024.0 * 1024.0;
-  const double value = static_cast<double>(bytes) / mebibyte;
-  return value >= 1024 ? fmt::format("{:.2f} GiB", value / 1024) : fmt::format("{:.0f} MiB", value);
 }
 
 std::string bar(double done, int width) {
@@ -65,10 +61,10 @@ Progress::~Progress() {
 
 std::string Progress::line(const StepMetrics& metrics) const {
   const double left = smooth_step_s_ * static_cast<double>(options_.steps - metrics.step);
-  return fmt::format("step {}/{}  loss {:.4f}  norm {:.3g}  lr {:.3g}  {} tokens/s  {}  {} left",
-                     metrics.step, options_.steps, metrics.loss, metrics.grad_norm, metrics.lr,
-                     count_text(metrics.tokens_per_s), bytes_text(metrics.peak_bytes),
-                     duration_text(left));
+  return fmt::format(
+      "step {}/{}  loss {:.4f}  norm {:.3g}  lr {:.3g}  {} tokens/s  {}  {} left", metrics.step,
+      options_.steps, metrics.loss, metrics.grad_norm, metrics.lr, count_text(metrics.tokens_per_s),
+      bytes_text(static_cast<std::uint64_t>(metrics.peak_bytes)), duration_text(left));
 }
 
 void Progress::step(const StepMetrics& metrics) {

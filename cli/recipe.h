@@ -23,6 +23,7 @@ enum class OptimizerKind : std::uint8_t { adamw, sgd };
 enum class DeviceChoice : std::uint8_t { automatic, cpu, cuda };
 using ShardingStrategy = tessera::Strategy;
 enum class AutoWrapPolicy : std::uint8_t { transformer_based, size_based, none };
+using tessera::ActivationCheckpointing;
 using tessera::BackwardPrefetch;
 enum class MixedPrecision : std::uint8_t { no, bf16, fp16 };
 
@@ -84,6 +85,9 @@ struct ShardingRecipe {
   std::optional<std::int64_t> group_size;       // absent: the ranks of a host (LOCAL_WORLD_SIZE)
   bool fixed_reduction_order = false;           // over NCCL: sum as the other backends do
   std::optional<std::int64_t> reduction_group;  // absent: group_size for HYBRID_*, else one tree
+  ActivationCheckpointing activation_checkpointing = ActivationCheckpointing::none;
+  std::vector<std::string> activation_checkpointing_cls;  // empty: the units
+  std::int64_t activation_checkpointing_every = 1;
 };
 
 struct CheckpointRecipe {
@@ -97,6 +101,7 @@ struct CheckpointRecipe {
 
 struct LogRecipe {
   std::optional<std::string> jsonl;
+  std::optional<std::string> memory;  // what was planned and what was measured
   std::int64_t every = 10;
 };
 

@@ -160,6 +160,13 @@ const std::vector<Choice<DType>> floating_types = {
     {"fp16", DType::float16},  {"float16", DType::float16, true, false},
 };
 
+// Of gradients: fp16 would overflow without a loss scaler.
+const std::vector<Choice<DType>> wire_types = {
+    {"fp32", DType::float32},        {"float32", DType::float32, true, false},
+    {"bf16", DType::bfloat16},       {"bfloat16", DType::bfloat16, true, false},
+    {"fp16", DType::float16, false}, {"float16", DType::float16, false, false},
+};
+
 std::vector<RecipeKey> model_keys() {
   return {
       choice(TESSERA_KEY(model, architecture),
@@ -288,9 +295,11 @@ std::vector<RecipeKey> precision_and_group_keys() {
                                     {"false", M::no, true, false},
                                     {"fp8", M::no, false, false}},
              "The dtype of parameters and activations in compute; master weights stay fp32."),
-      default_is("that of compute",
-                 choice(TESSERA_KEY(sharding, reduce_dtype), floating_types,
-                        "The dtype in which gradients travel; sums are fp32 in any case.")),
+      default_is(
+          "that of compute",
+          choice(TESSERA_KEY(sharding, reduce_dtype), wire_types,
+                 "The dtype in which gradients travel. Sums are fp32, but NCCL's own (without "
+                 "`fixed_reduction_order`), which are in it.")),
       default_is("the ranks of a host",
                  key(TESSERA_KEY(sharding, group_size),
                      "HYBRID_*: ranks that share one copy of the model; must divide the world.",
@@ -313,10 +322,28 @@ std::vector<RecipeKey> precision_and_group_keys() {
       always("sharding.cpu_ram_efficient_loading", true,
              "Accelerate's key; a rank always reads only its share."),
       always("sharding.offload_params", false, "Accelerate's key; offload does not exist yet."),
-      always("sharding.activation_checkpointing", false,
-             "Accelerate's key; recomputation does not exist yet."),
       unavailable("sharding.reshard_after_forward", "Reshard to a smaller group after forward."),
       unavailable("sharding.ignored_modules", "Modules to leave unsharded."),
+  };
+}
+
+std::vector<RecipeKey> recomputation_keys() {
+  using A = ActivationCheckpointing;
+  return {
+      choice(TESSERA_KEY(sharding, activation_checkpointing),
+             std::vector<Choice<A>>{{"false", A::none},
+                                    {"true", A::full},
+                                    {"selective", A::selective},
+                                    {"full", A::full, true, false}},
+             "Keep a unit's inputs for the backward and compute the rest again there; `selective` "
+             "keeps the attention's output as well."),
+      default_is("the units",
+                 key(TESSERA_KEY(sharding, activation_checkpointing_cls),
+                     "Recompute the modules of these classes instead, as a list or with commas.")),
+      key(TESSERA_KEY(sharding, activation_checkpointing_every),
+          "Recompute every n-th of them, the first one included.", at_least(1)),
+      always("sharding.activation_offload", false,
+             "Kept inputs in the host's memory; that does not exist yet."),
   };
 }
 
@@ -350,6 +377,10 @@ std::vector<RecipeKey> checkpoint_keys() {
 std::vector<RecipeKey> log_keys() {
   return {
       default_is("none", key(TESSERA_KEY(log, jsonl), "A file that gets one JSON object a step.")),
+      default_is("none",
+                 key(TESSERA_KEY(log, memory),
+                     "A file that gets, after the second step, what rank 0 holds by kind of memory "
+                     "as planned and as measured, in JSON.")),
       key(TESSERA_KEY(log, every), "Steps between progress lines where there is no terminal.",
           at_least(1)),
       unavailable("log.tensorboard", "A folder for TensorBoard."),
@@ -374,8 +405,9 @@ void add_prefixed_synonyms(std::vector<RecipeKey>& keys) {
 
 std::vector<RecipeKey> all_keys() {
   std::vector<RecipeKey> keys;
-  for (auto part : {model_keys(), model_config_keys(), data_keys(), train_keys(), strategy_keys(),
-                    precision_and_group_keys(), checkpoint_keys(), log_keys()}) {
+  for (auto part :
+       {model_keys(), model_config_keys(), data_keys(), train_keys(), strategy_keys(),
+        precision_and_group_keys(), recomputation_keys(), checkpoint_keys(), log_keys()}) {
     for (RecipeKey& row : part) keys.push_back(std::move(row));
   }
   add_prefixed_synonyms(keys);

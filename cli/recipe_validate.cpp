@@ -99,6 +99,21 @@ void validate_sharding(const Recipe& recipe, int world_size) {
         "belongs to auto_wrap_policy: TRANSFORMER_BASED_WRAP");
 }
 
+void validate_recomputation(const Recipe& recipe) {
+  const ShardingRecipe& sharding = recipe.sharding;
+  const bool on = sharding.activation_checkpointing != ActivationCheckpointing::none;
+  const bool classes = !sharding.activation_checkpointing_cls.empty();
+  const auto needs_it = [&](bool given, const std::string& key) {
+    check(on || !given, recipe, key, "needs sharding.activation_checkpointing: true or selective");
+  };
+  needs_it(classes, "sharding.activation_checkpointing_cls");
+  needs_it(sharding.activation_checkpointing_every != 1, "sharding.activation_checkpointing_every");
+  check(!on || classes || sharding.auto_wrap_policy != AutoWrapPolicy::none, recipe,
+        "sharding.activation_checkpointing",
+        "works a unit at a time, and auto_wrap_policy: NO_WRAP makes none but the root; name "
+        "classes in sharding.activation_checkpointing_cls");
+}
+
 }  // namespace
 
 void validate(const Recipe& recipe, int world_size) {
@@ -108,6 +123,7 @@ void validate(const Recipe& recipe, int world_size) {
   validate_model(recipe);
   validate_train(recipe);
   validate_sharding(recipe, world_size);
+  validate_recomputation(recipe);
   check(!recipe.data.split_batches || recipe.data.batch_size % world_size == 0, recipe,
         "data.batch_size", "{} cannot be split over {} ranks (data.split_batches: true)",
         recipe.data.batch_size, world_size);

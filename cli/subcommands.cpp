@@ -7,6 +7,7 @@ const std::vector<Subcommand>& subcommands() {
   static const std::vector<Subcommand> list = {
       {"train", "Train a model from a recipe", describe_train},
       {"launch", "Start a program as N ranks on this machine", describe_launch, true},
+      {"plan", "Memory and traffic of a recipe on any number of ranks, by strategy", describe_plan},
       {"generate", "Continue a text, or write its logits", describe_generate},
       {"recipe", "Check a recipe and print all its values, or list the keys", describe_recipe},
       {"env", "Report versions, processor, memory and optional parts", describe_environment},

@@ -19,6 +19,7 @@ struct Subcommand {
 const std::vector<Subcommand>& subcommands();
 
 Command describe_train();
+Command describe_plan();
 Command describe_generate();
 Command describe_environment();
 Command describe_launch();

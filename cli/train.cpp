@@ -6,6 +6,7 @@
 
 #include "cli/device.h"
 #include "cli/interruption.h"
+#include "cli/memory_log.h"
 #include "cli/metrics.h"
 #include "cli/progress.h"
 #include "cli/recipe.h"
@@ -38,6 +39,9 @@ struct TrainCommand {
         metrics;  // before the first word, so that a refusal is the only one
     if (recipe.log.jsonl && context.is_main())
       metrics.emplace(*recipe.log.jsonl, training.position().steps);
+    std::optional<MemoryLog> memory;
+    if (recipe.log.memory && context.is_main())
+      memory.emplace(recipe, context, training.position().steps);
 
     Progress progress({.first_step = training.position().steps,
                        .steps = recipe.train.steps,
@@ -47,17 +51,20 @@ struct TrainCommand {
                        .animated = animated_by_default()});
     progress.note(training.describe());
     for (const std::string& note : notes) progress.note(note);
-    return loop(recipe, training, progress, metrics);
+    return loop(recipe, training, progress, metrics, memory);
   }
 
   static int loop(const Recipe& recipe, TrainingRun& training, Progress& progress,
-                  std::optional<MetricsWriter>& metrics) {
+                  std::optional<MetricsWriter>& metrics, std::optional<MemoryLog>& memory) {
     const std::int64_t every = recipe.checkpoint.dir ? recipe.checkpoint.every : 0;
     std::int64_t saved_at = training.position().steps;
     while (training.position().steps < recipe.train.steps) {
       const StepMetrics step = training.step();
       if (metrics) metrics->write(step);
       progress.step(step);
+      if (memory) {
+        if (const auto warning = memory->end_step(training)) progress.note(*warning);
+      }
       const bool last = step.step == recipe.train.steps;
       const bool evaluation =
           recipe.train.eval_every > 0 && step.step % recipe.train.eval_every == 0;

@@ -9,6 +9,7 @@
 #include "cli/device.h"
 #include "cli/interruption.h"
 #include "engine/autograd.h"
+#include "engine/backend.h"
 #include "engine/memory.h"
 #include "engine/random.h"
 #include "kernels/base/error.h"
@@ -46,6 +47,9 @@ ShardingOptions sharding_options(const Recipe& recipe, const Context& context,
   options.forward_prefetch = chosen.forward_prefetch;
   options.group_size = static_cast<int>(chosen.group_size.value_or(context.world().local_size));
   options.reduction_group = static_cast<int>(chosen.reduction_group.value_or(0));
+  options.activation_checkpointing = chosen.activation_checkpointing;
+  options.activation_checkpointing_cls = chosen.activation_checkpointing_cls;
+  options.activation_checkpointing_every = static_cast<int>(chosen.activation_checkpointing_every);
   return options;
 }
 
@@ -88,7 +92,16 @@ optim::Schedule make_schedule(const TrainRecipe& train) {
 }
 
 Tensor ids_of(const std::vector<std::int32_t>& ids, const Batch& batch, Device device) {
+  const MemoryScope kind(MemoryKind::other);
   return Tensor::from(std::span<const std::int32_t>(ids), {batch.count, batch.seq_len}).to(device);
+}
+
+// What a batch of data would be, for plans.
+void fill_blank(std::int64_t count, std::int64_t seq_len, Batch& batch) {
+  batch.count = count;
+  batch.seq_len = seq_len;
+  batch.inputs.assign(static_cast<std::size_t>(count * seq_len), 0);
+  batch.targets = batch.inputs;
 }
 
 // A NaN's sign bit says nothing and differs between compilers: messages do not show it.
@@ -100,6 +113,7 @@ float unsigned_nan(float value) {
 struct StepReport {
   double loss = 0;
   std::int64_t peak_bytes = 0;
+  std::int64_t cached_bytes = 0;
   int interruption = 0;
 };
 
@@ -111,17 +125,9 @@ TrainingRun::TrainingRun(const Recipe& recipe, Context context)
 
   // Data first: what is wrong with a file is said before a model is built.
   const auto tokenizer = make_tokenizer(recipe_.data.tokenizer);
-  const auto seed = static_cast<std::uint64_t>(recipe_.train.seed);
-  samples_ =
-      std::make_unique<Samples>(std::make_shared<Corpus>(recipe_.data.train, *tokenizer),
-                                SampleOptions{recipe_.model.seq_len, recipe_.data.shuffle, seed});
-  if (recipe_.data.valid) {
-    validation_ =
-        std::make_unique<Samples>(std::make_shared<Corpus>(*recipe_.data.valid, *tokenizer),
-                                  SampleOptions{recipe_.model.seq_len, false, seed});
-  }
+  if (!context_.device().is_planned()) open_data(*tokenizer);
 
-  manual_seed(seed);
+  manual_seed(static_cast<std::uint64_t>(recipe_.train.seed));
   {
     const DeviceGuard deferred(Device::meta());  // each rank draws its own shard only
     model_ = models::make_language_model(model_configuration(recipe_),
@@ -138,11 +144,27 @@ TrainingRun::TrainingRun(const Recipe& recipe, Context context)
   optimizer_ = make_optimizer(recipe_.train, sharded_->parameters());
 }
 
+void TrainingRun::open_data(const Tokenizer& tokenizer) {
+  const auto seed = static_cast<std::uint64_t>(recipe_.train.seed);
+  samples_ =
+      std::make_unique<Samples>(std::make_shared<Corpus>(recipe_.data.train, tokenizer),
+                                SampleOptions{recipe_.model.seq_len, recipe_.data.shuffle, seed});
+  if (recipe_.data.valid) {
+    validation_ =
+        std::make_unique<Samples>(std::make_shared<Corpus>(*recipe_.data.valid, tokenizer),
+                                  SampleOptions{recipe_.model.seq_len, false, seed});
+  }
+}
+
 double TrainingRun::forward_backward(std::int64_t micro_batch, std::int64_t accumulated) {
   const std::int64_t world = context_.world_size();
   const std::int64_t first =
       position_.samples + (micro_batch * world + context_.rank()) * batch_size_;
-  samples_->fill(first, batch_size_, batch_);
+  if (samples_) {
+    samples_->fill(first, batch_size_, batch_);
+  } else {
+    fill_blank(batch_size_, recipe_.model.seq_len, batch_);
+  }
   begin_batch(
       {static_cast<std::uint64_t>(position_.micro_batches + micro_batch), first, batch_size_});
   const Device device = context_.device();
@@ -192,16 +214,21 @@ StepMetrics TrainingRun::step() {
   return metrics;
 }
 
-// Resident memory of the process; on a GPU what tensors and communication hold there.
+// Resident memory of the process; on a GPU what it has taken of the arena: pools with what they
+// cache, those of side streams too, collective memory, NCCL's scratch and the kernels'.
 std::int64_t TrainingRun::peak_bytes() const {
   const Device device = context_.device();
   if (device.type == DeviceType::cpu) return peak_resident_bytes();
-  return static_cast<std::int64_t>(MemoryPool::current(device)->stats().peak_in_use +
-                                   sharded_->communication().buffer_bytes);
+  return static_cast<std::int64_t>(backend_of(device.type).memory_source(device)->taken().peak);
+}
+
+std::int64_t TrainingRun::cached_bytes() const {
+  const MemoryStats stats = MemoryPool::current(context_.device())->stats();
+  return static_cast<std::int64_t>(stats.reserved - stats.in_use);
 }
 
 void TrainingRun::agree(StepMetrics& metrics, double loss) {
-  StepReport mine{loss, peak_bytes(), InterruptionWatch::signal()};
+  StepReport mine{loss, peak_bytes(), cached_bytes(), InterruptionWatch::signal()};
   std::string bytes(sizeof mine, '\0');
   std::memcpy(bytes.data(), &mine, sizeof mine);
   double total = 0;
@@ -212,6 +239,7 @@ void TrainingRun::agree(StepMetrics& metrics, double loss) {
     std::memcpy(&report, part.data(), sizeof report);
     total += report.loss;
     metrics.peak_bytes = std::max(metrics.peak_bytes, report.peak_bytes);
+    metrics.cached_bytes = std::max(metrics.cached_bytes, report.cached_bytes);
     interruption_ = std::max(interruption_, report.interruption);
   }
   metrics.loss = static_cast<float>(total / context_.world_size());

@@ -14,6 +14,7 @@
 #include "engine/optim/schedule.h"
 #include "models/language_model.h"
 #include "sharding/fully_shard.h"
+#include "sharding/plan.h"
 
 namespace tessera::cli {
 
@@ -27,7 +28,8 @@ struct TrainingPosition {
 class TrainingRun {
  public:
   // Collective. Builds everything; nothing is read from a checkpoint yet except a pretrained
-  // folder's weights.
+  // folder's weights. On a planned device (sharding/plan.h) no data is read: the run can take
+  // steps, and nothing else.
   TrainingRun(const Recipe& recipe, Context context);
 
   // Collective. Goes on from what the recipe's `resume` says, if there is something; notes for the
@@ -50,13 +52,18 @@ class TrainingRun {
   // The largest signal number that a rank noted during the last step (agreed on by all).
   [[nodiscard]] int interruption() const { return interruption_; }
   [[nodiscard]] std::string describe() const;
+  [[nodiscard]] const Context& context() const { return context_; }
+  // What this rank's steps took so far, at most.
+  [[nodiscard]] RankMemory memory() const { return measure_memory(context_); }
 
  private:
+  void open_data(const Tokenizer& tokenizer);
   void load_pretrained();
   void load_checkpoint(const std::string& folder);
   double forward_backward(std::int64_t micro_batch, std::int64_t accumulated);
   void agree(StepMetrics& metrics, double loss);
   [[nodiscard]] std::int64_t peak_bytes() const;
+  [[nodiscard]] std::int64_t cached_bytes() const;
 
   Recipe recipe_;
   Context context_;

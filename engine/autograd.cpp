@@ -2,11 +2,16 @@
 #include "engine/autograd.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <exception>
 #include <unordered_set>
 
+#include "engine/autograd_node.h"
 #include "engine/launch.h"
+#include "engine/memory_kind.h"
 #include "engine/module_call.h"
 #include "engine/ops/checks.h"
+#include "engine/recompute_region.h"
 #include "kernels/base/error.h"
 
 namespace tessera {
@@ -23,37 +28,16 @@ NoGradGuard::NoGradGuard() : previous_(thread_grad_enabled) {
 NoGradGuard::~NoGradGuard() {
   thread_grad_enabled = previous_;
 }
+autograd::GradGuard::GradGuard() : previous_(thread_grad_enabled) {
+  thread_grad_enabled = true;
+}
+autograd::GradGuard::~GradGuard() {
+  thread_grad_enabled = previous_;
+}
 
 namespace autograd {
 
 using detail::TensorData;
-
-// Where an input's gradient goes: to the node that made it, or into the leaf itself.
-struct Edge {
-  std::shared_ptr<Node> node;
-  int output = 0;
-  std::shared_ptr<TensorData> leaf;
-  Shape shape;
-  DType dtype = DType::float32;
-  Device device;
-
-  [[nodiscard]] bool wanted() const { return node != nullptr || leaf != nullptr; }
-};
-
-class Node {
- public:
-  Node() = default;
-  ~Node();
-  Node(const Node&) = delete;
-  Node& operator=(const Node&) = delete;
-
-  Op op{};
-  std::uint64_t sequence = 0;
-  std::vector<Edge> inputs;
-  std::vector<Tensor> output_gradients;  // filled while backward runs
-  BackwardFunction backward;
-  std::shared_ptr<ModuleCall> call;
-};
 
 // A graph that is dropped without a backward is taken apart from its root in a loop: node by node
 // in destructors, a long chain would overflow the call stack. The inputs are held while `backward`,
@@ -65,6 +49,7 @@ Node::~Node() {
       if (edge.node) pending.push_back(std::move(edge.node));
     }
     node.backward = nullptr;
+    node.region = nullptr;
   };
   take_apart(*this);
   while (!pending.empty()) {
@@ -76,7 +61,7 @@ Node::~Node() {
 
 namespace {
 
-thread_local std::uint64_t next_sequence = 0;
+thread_local std::uint64_t next_sequence = 1;
 
 struct Run {
   std::vector<std::function<void()>> callbacks;
@@ -110,10 +95,12 @@ void add_into(const Tensor& destination, const Tensor& source) {
 // multiplied in before more is added: it concerns only what is there.
 Tensor leaf_gradient(const std::shared_ptr<TensorData>& leaf) {
   if (!leaf->grad) {
+    const MemoryScope kind(MemoryKind::gradients);
     leaf->grad = Tensor::empty(leaf->shape, leaf->dtype, leaf->storage->device()).impl();
   }
-  if (leaf->grad_ready && leaf->grad_scale != 1.0f) return Tensor(leaf).grad();
-  return Tensor(leaf->grad);
+  Tensor gradient(leaf->grad);
+  gradient.multiply_pending_factor();
+  return gradient;
 }
 
 void give_to_leaf(const std::shared_ptr<TensorData>& leaf, const Tensor& gradient) {
@@ -127,24 +114,34 @@ void give_to_leaf(const std::shared_ptr<TensorData>& leaf, const Tensor& gradien
   }
 }
 
-}  // namespace
-
-bool needs_graph(std::initializer_list<Tensor> inputs) {
+bool wants_gradient(std::initializer_list<Tensor> inputs) {
   if (!grad_enabled()) return false;
   return std::any_of(inputs.begin(), inputs.end(),
                      [](const Tensor& t) { return t.defined() && t.requires_grad(); });
 }
 
+}  // namespace
+
+std::uint64_t take_sequence_number() {
+  return next_sequence++;
+}
+
+bool needs_graph(std::initializer_list<Tensor> inputs) {
+  return !Region::in_first_run() && wants_gradient(inputs);
+}
+
 void record(Op op, std::initializer_list<Tensor> inputs, std::initializer_list<Tensor> outputs,
-            BackwardFunction backward) {
-  if (!needs_graph(inputs)) return;
+            BackwardFunction backward, Reads reads) {
+  if (!wants_gradient(inputs)) return note_read();
   auto node = std::make_shared<Node>();
   node->op = op;
-  node->sequence = next_sequence++;
-  node->backward = std::move(backward);
-  node->call = current_module_call();
+  node->sequence = take_sequence_number();
   for (const Tensor& input : inputs) node->inputs.push_back(edge_to(input));
   node->output_gradients.resize(outputs.size());
+  if (!Region::pass_op(node, reads)) {
+    node->backward = std::move(backward);
+    node->call = current_module_call();
+  }
   int index = 0;
   for (const Tensor& output : outputs) {
     if (output.defined()) {
@@ -161,12 +158,21 @@ bool GradientSink::wants(int input) const {
 }
 
 GradientSink::Slot GradientSink::slot(int input) {
+  return slot(input, false);
+}
+
+GradientSink::Slot GradientSink::wide_slot(int input) {
+  return slot(input, true);
+}
+
+GradientSink::Slot GradientSink::slot(int input, bool may_be_wide) {
   const Edge& edge = node_.inputs[static_cast<std::size_t>(input)];
   TESSERA_REQUIRE(edge.wanted(), "{}: gradient slot of an input that wants none",
                   name_of(node_.op));
   if (edge.leaf) {
     Tensor gradient = leaf_gradient(edge.leaf);
-    if (gradient.dtype() == edge.dtype) {
+    const bool wide = may_be_wide && gradient.dtype() == DType::float32 && size_of(edge.dtype) == 2;
+    if (gradient.dtype() == edge.dtype || wide) {
       const bool accumulate = edge.leaf->grad_ready;
       edge.leaf->grad_ready = true;
       return {gradient, accumulate};
@@ -228,41 +234,80 @@ bool sole_owner(const Tensor& tensor) {
 class Engine {
  public:
   void run(const Tensor& root, const Tensor& seed) {
-    order(root.impl()->grad_node);
-    Tensor& root_gradient =
-        root.impl()
-            ->grad_node->output_gradients[static_cast<std::size_t>(root.impl()->grad_output)];
-    root_gradient =
+    const std::shared_ptr<Node>& node = root.impl()->grad_node;
+    order({node}, 0);
+    announce_calls();
+    node->output_gradients[static_cast<std::size_t>(root.impl()->grad_output)] =
         seed.defined() ? seed : Tensor::full(root.shape(), 1.0, root.dtype(), root.device());
+    run_ordered();
+  }
+
+ private:
+  void run_ordered() {
+    const std::shared_ptr<ModuleCall> here = call_;
     for (auto& node : nodes_) {
       move_to(node->call);
       execute(*node);
       node.reset();
     }
-    move_to(nullptr);
+    move_to(here);
   }
 
- private:
-  void order(const std::shared_ptr<Node>& root) {
-    std::unordered_set<const Node*> seen{root.get()};
-    nodes_.push_back(root);
+  // What leads to the roots, but for nodes older than `first`.
+  void order(std::vector<std::shared_ptr<Node>> roots, std::uint64_t first) {
+    nodes_ = std::move(roots);
+    std::unordered_set<const Node*> seen;
+    for (const auto& root : nodes_) seen.insert(root.get());
     for (std::size_t i = 0; i < nodes_.size(); ++i) {
-      TESSERA_REQUIRE(nodes_[i]->backward,
+      TESSERA_REQUIRE(nodes_[i]->backward || nodes_[i]->region,
                       "backward() a second time through {}: its graph was freed",
                       name_of(nodes_[i]->op));
       for (std::size_t k = 0; k < nodes_[i]->inputs.size(); ++k) {
         const std::shared_ptr<Node> next = nodes_[i]->inputs[k].node;
-        if (next && seen.insert(next.get()).second) nodes_.push_back(next);
+        if (next && next->sequence >= first && seen.insert(next.get()).second)
+          nodes_.push_back(next);
       }
     }
     std::sort(nodes_.begin(), nodes_.end(),
               [](const auto& a, const auto& b) { return a->sequence > b->sequence; });
   }
 
-  static void execute(Node& node) {
+  // Tells the calls that the pass will reach so, in the order in which move_to() will enter them:
+  // those of functions that run again as well, which have no nodes yet.
+  void announce_calls() const {
+    std::unordered_set<const ModuleCall*> told;
+    const ModuleCall* last = nullptr;
+    for (const auto& node : nodes_) {
+      if (node->region) {
+        const ModuleCalls& inside = node->region->reached_calls();
+        for (auto call = inside.rbegin(); call != inside.rend(); ++call)
+          announce(call->get(), told);
+        last = nullptr;
+      } else if (node->call.get() != last) {
+        last = node->call.get();
+        announce(last, told);
+      }
+    }
+  }
+
+  static void announce(const ModuleCall* reached, std::unordered_set<const ModuleCall*>& told) {
+    std::vector<const ModuleCall*> inner_first;
+    for (const ModuleCall* call = reached; call != nullptr && told.insert(call).second;
+         call = call->parent.get()) {
+      inner_first.push_back(call);
+    }
+    for (auto call = inner_first.rbegin(); call != inner_first.rend(); ++call) {
+      const auto& hook = (*call)->hooks->expect_backward;
+      if (hook) hook(**call);
+    }
+  }
+
+  void execute(Node& node) {
     const bool reached = std::any_of(node.output_gradients.begin(), node.output_gradients.end(),
                                      [](const Tensor& t) { return t.defined(); });
-    if (reached) {
+    if (node.region) {
+      run_again(node);
+    } else if (reached) {
       std::vector<Tensor> gradients = std::move(node.output_gradients);
       GradientSink sink(node);
       node.backward(gradients, sink);
@@ -272,6 +317,19 @@ class Engine {
     node.output_gradients.clear();
     node.backward = nullptr;  // frees what was saved
     node.inputs.clear();
+  }
+
+  // The function's own nodes come where the one that stands for all of them has its place. Their
+  // gradients go straight to the nodes and leaves that the function used, which come later.
+  void run_again(Node& node) {
+    const std::shared_ptr<Region> region = std::move(node.region);
+    if (!region->reached()) return;
+    const std::uint64_t first = next_sequence;
+    std::vector<std::shared_ptr<Node>> roots = region->replay(node, first);
+    Engine inner;
+    inner.call_ = call_;
+    inner.order(std::move(roots), first);
+    inner.run_ordered();
   }
 
   // Leaves calls up to the common ancestor of here and `target`, then enters those that lead to it.
@@ -292,11 +350,11 @@ class Engine {
       if (depth(call_) > depth(up)) {
         const auto left = call_;
         call_ = call_->parent;
-        if (left->hooks->after_backward) left->hooks->after_backward();
+        if (left->hooks->after_backward) left->hooks->after_backward(*left);
       }
     }
     for (auto it = entered.rbegin(); it != entered.rend(); ++it) {
-      if ((*it)->hooks->before_backward) (*it)->hooks->before_backward();
+      if ((*it)->hooks->before_backward) (*it)->hooks->before_backward(**it);
       call_ = *it;
     }
   }
@@ -317,6 +375,7 @@ void backward(const Tensor& root, const Tensor& seed) {
       root.shape().to_string(), name_of(seed.dtype()), seed.shape().to_string());
   if (seed.defined()) ops::require_same_device("backward()", root, seed);
   TESSERA_REQUIRE(active_run == nullptr, "backward() within backward()");
+  TESSERA_REQUIRE(!Region::in_first_run(), "backward() in a function that backward will run again");
   const NoGradGuard no_grad;
   if (!root.impl()->grad_node) {  // a leaf's gradient with respect to itself
     give_to_leaf(root.impl(), seed.defined()
@@ -333,7 +392,13 @@ void backward(const Tensor& root, const Tensor& seed) {
     Engine().run(root, seed);
     for (const auto& callback : run.callbacks) callback();
   } catch (...) {
-    for (const auto& callback : run.on_failure) callback();
+    for (const auto& callback : run.on_failure) {
+      try {
+        callback();
+      } catch (const std::exception& error) {  // the caller gets what ended the pass
+        std::fprintf(stderr, "after a backward that failed: %s\n", error.what());
+      }
+    }
     throw;
   }
 }

@@ -39,13 +39,28 @@ class GradientSink;
 using BackwardFunction =
     std::function<void(std::vector<Tensor>& output_gradients, GradientSink& sink)>;
 
-// True when a node must be recorded: gradients are on and an input wants one.
+// True when a node must be recorded and what it saves kept: gradients are on, an input wants one,
+// and the op is not part of a function that runs again in backward (engine/recompute.h).
 bool needs_graph(std::initializer_list<Tensor> inputs);
 
-// Records `op` from inputs (undefined ones allowed, they get no gradient) to outputs. No-op unless
-// needs_graph(inputs).
+// The values that a backward reads, beside the gradients of the outputs. What no backward reads is
+// not computed a second time.
+enum class Reads : std::uint8_t { anything, inputs, nothing };
+
+// Records `op` from inputs (undefined ones allowed, they get no gradient) to outputs. No-op when no
+// input wants a gradient.
 void record(Op op, std::initializer_list<Tensor> inputs, std::initializer_list<Tensor> outputs,
-            BackwardFunction backward);
+            BackwardFunction backward, Reads reads = Reads::anything);
+
+// For ops that take long, where they compute; record() follows. False: a function runs again only
+// for its backward, which needs this value no more. The memory of the results may stay undefined.
+bool value_is_needed();
+// Runs `compute`, which fills the `results` of an op's forward; in a function that runs again and
+// was told to keep what this op computed, takes that instead.
+void compute_or_take(Op op, std::initializer_list<Tensor*> results,
+                     const std::function<void()>& compute);
+// The host, or something that is no op, reads values.
+void note_read();
 
 // Where an op's backward puts the gradient of its i-th input. A gradient is written by `slot` (into
 // memory that the sink chooses, which for a parameter is the communication buffer itself) or handed
@@ -58,8 +73,11 @@ class GradientSink {
   };
 
   [[nodiscard]] bool wants(int input) const;
-  // For kernels that can accumulate.
+  // For kernels that can accumulate, of the input's dtype.
   Slot slot(int input);
+  // For kernels that can also write float32 from 16-bit types: the slot of a 16-bit input is of
+  // either dtype, whichever the place has where the gradient belongs.
+  Slot wide_slot(int input);
   // A finished gradient; its memory may be kept. dtype and element count must be the input's.
   void add(int input, const Tensor& gradient);
 
@@ -69,6 +87,7 @@ class GradientSink {
  private:
   friend class Engine;
   explicit GradientSink(Node& node) : node_(node) {}
+  Slot slot(int input, bool may_be_wide);
   void commit();  // moves gradients that could not be written in place to where they belong
 
   struct Pending {
@@ -98,7 +117,8 @@ bool sole_owner(const Tensor& tensor);
 void backward(const Tensor& root, const Tensor& seed);
 
 // Calls `callback` when the backward that runs now on this thread has finished (before backward()
-// returns), or `on_failure` when an exception ended it.
+// returns), or `on_failure` when an exception ended it: that exception is what
+// the caller gets, whatever `on_failure` throws.
 void at_end_of_backward(std::function<void()> callback, std::function<void()> on_failure = {});
 bool in_backward();
 

@@ -6,6 +6,7 @@
 
 #include "engine/cpu/backend.h"
 #include "engine/cuda_backend.h"
+#include "engine/planned/backend.h"
 #include "kernels/base/error.h"
 
 namespace tessera {
@@ -27,6 +28,8 @@ const Backend& backend_of(DeviceType type) {
       return cpu_backend();
     case DeviceType::cuda:
       return cuda_backend();
+    case DeviceType::planned:
+      return planned_backend();
     case DeviceType::meta:
       break;
   }

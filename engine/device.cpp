@@ -16,6 +16,8 @@ std::string Device::to_string() const {
       return fmt::format("cuda:{}", index);
     case DeviceType::meta:
       return "meta";
+    case DeviceType::planned:
+      return index == static_cast<int>(DeviceType::cuda) ? "planned cuda" : "planned cpu";
   }
   return "unknown";
 }

@@ -22,15 +22,52 @@ std::shared_ptr<MemoryPool>& pool_of_this_thread(Device device) {
 
 }  // namespace
 
+std::byte* MemorySource::obtain(std::size_t bytes) {
+  if (std::byte* const block = take(bytes)) return block;
+  {
+    const std::lock_guard lock(pools_mutex_);
+    for (MemoryPool* const pool : pools_) pool->trim();
+  }
+  return take(bytes);
+}
+
+void MemorySource::add(MemoryPool& pool) {
+  const std::lock_guard lock(pools_mutex_);
+  pools_.push_back(&pool);
+}
+
+void MemorySource::remove(const MemoryPool& pool) {
+  const std::lock_guard lock(pools_mutex_);
+  std::erase(pools_, &pool);
+}
+
 struct MemoryPool::State {
   std::shared_ptr<MemorySource> source;
   mutable std::mutex mutex;
   std::multimap<std::size_t, std::byte*> free;
   MemoryStats stats;
+  std::function<void()> on_peak;
+
+  // Both need the mutex. The block has `size` bytes, of which `bytes` were asked for.
+  bool count(MemoryKind kind, std::size_t bytes, std::size_t size) {
+    stats.in_use += size;
+    stats.use[kind] += bytes;
+    stats.use.rounding += size - bytes;
+    if (stats.in_use <= stats.peak_in_use) return false;
+    stats.peak_in_use = stats.in_use;
+    stats.at_peak = stats.use;
+    return true;
+  }
+  void uncount(MemoryKind kind, std::size_t bytes, std::size_t size) {
+    stats.in_use -= size;
+    stats.use[kind] -= bytes;
+    stats.use.rounding -= size - bytes;
+  }
 };
 
 MemoryPool::MemoryPool(std::shared_ptr<MemorySource> source) : state_(std::make_unique<State>()) {
   state_->source = std::move(source);
+  state_->source->add(*this);
 }
 
 std::shared_ptr<MemoryPool> MemoryPool::create(Device device) {
@@ -52,6 +89,7 @@ void MemoryPool::set_current(std::shared_ptr<MemoryPool> pool, Device device) {
 }
 
 MemoryPool::~MemoryPool() {
+  state_->source->remove(*this);
   trim();
 }
 
@@ -70,11 +108,7 @@ std::shared_ptr<std::byte> MemoryPool::allocate(std::size_t bytes) {
     }
   }
   if (block == nullptr) {
-    block = state_->source->take(wanted);
-    if (block == nullptr) {
-      trim();
-      block = state_->source->take(wanted);
-    }
+    block = state_->source->obtain(wanted);
     TESSERA_CHECK(block != nullptr, ErrorCode::out_of_memory,
                   "out of memory: {} bytes asked for, {} bytes in use by tensors{}; use a smaller "
                   "batch, a sharding strategy that holds less, or more ranks",
@@ -83,16 +117,20 @@ std::shared_ptr<std::byte> MemoryPool::allocate(std::size_t bytes) {
     state_->stats.reserved += size;
     ++state_->stats.system_allocations;
   }
+  const MemoryKind kind = current_memory_kind();
+  std::function<void()> on_peak;
   {
     const std::lock_guard lock(state_->mutex);
-    state_->stats.in_use += size;
-    state_->stats.peak_in_use = std::max(state_->stats.peak_in_use, state_->stats.in_use);
+    if (state_->count(kind, bytes, size)) on_peak = state_->on_peak;
   }
-  return {block, [pool = shared_from_this(), size](std::byte* freed) {
-            const std::lock_guard lock(pool->state_->mutex);
-            pool->state_->free.emplace(size, freed);
-            pool->state_->stats.in_use -= size;
-          }};
+  std::shared_ptr<std::byte> result(
+      block, [pool = shared_from_this(), size, bytes, kind](std::byte* freed) {
+        const std::lock_guard lock(pool->state_->mutex);
+        pool->state_->free.emplace(size, freed);
+        pool->state_->uncount(kind, bytes, size);
+      });
+  if (on_peak) on_peak();
+  return result;
 }
 
 MemoryStats MemoryPool::stats() const {
@@ -103,6 +141,12 @@ MemoryStats MemoryPool::stats() const {
 void MemoryPool::reset_peak() {
   const std::lock_guard lock(state_->mutex);
   state_->stats.peak_in_use = state_->stats.in_use;
+  state_->stats.at_peak = state_->stats.use;
+}
+
+void MemoryPool::set_on_peak(std::function<void()> callback) {
+  const std::lock_guard lock(state_->mutex);
+  state_->on_peak = std::move(callback);
 }
 
 void MemoryPool::trim() {

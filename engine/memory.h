@@ -4,10 +4,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "engine/device.h"
+#include "engine/memory_kind.h"
 
 namespace tessera {
 
@@ -16,19 +20,46 @@ struct MemoryStats {
   std::size_t peak_in_use = 0;  // largest in_use since the last reset
   std::size_t reserved = 0;     // bytes held from the system
   std::uint64_t system_allocations = 0;
+  MemoryUse use;      // what is handed out, by kind; its total is in_use
+  MemoryUse at_peak;  // the same when in_use came to peak_in_use
 };
+
+class MemoryPool;
 
 // Where pools take blocks from: the system's heap, or a GPU's arena. Thread-safe.
 class MemorySource {
  public:
+  MemorySource() = default;
   virtual ~MemorySource() = default;
+  MemorySource(const MemorySource&) = delete;
+  MemorySource& operator=(const MemorySource&) = delete;
+
+  // A block, for which all pools over this source give up what they only keep for later, if it has
+  // to be. Null when there is no more.
+  [[nodiscard]] std::byte* obtain(std::size_t bytes);
+
   // A multiple of this is what blocks of `bytes` are rounded to.
   [[nodiscard]] virtual std::size_t granularity(std::size_t bytes) const = 0;
   // Null when there is no more.
   [[nodiscard]] virtual std::byte* take(std::size_t bytes) = 0;
   virtual void give_back(std::byte* block, std::size_t bytes) = 0;
+  // Bytes of the blocks that are out, and the most that were at once. Zeros where nobody counts:
+  // the system knows what its heap has given.
+  struct Taken {
+    std::size_t now = 0;
+    std::size_t peak = 0;
+  };
+  [[nodiscard]] virtual Taken taken() const { return {}; }
   // What an out-of-memory message adds about the source (", ..."), or nothing.
   [[nodiscard]] virtual std::string shortage() const { return {}; }
+
+ private:
+  friend class MemoryPool;
+  void add(MemoryPool& pool);
+  void remove(const MemoryPool& pool);
+
+  std::mutex pools_mutex_;
+  std::vector<MemoryPool*> pools_;
 };
 
 // Blocks are 64-byte aligned (256 on a GPU), contents undefined. Thread-safe: a block may be freed
@@ -56,6 +87,9 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
 
   [[nodiscard]] MemoryStats stats() const;
   void reset_peak();
+  // Called, on the allocating thread, by each allocation that raises the peak. For planning; one at
+  // a time, and none when empty.
+  void set_on_peak(std::function<void()> callback);
   // Gives cached blocks that nobody uses back to the system.
   void trim();
 

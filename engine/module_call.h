@@ -2,31 +2,44 @@
 // them in reverse.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 namespace tessera {
 
-// What somebody (sharding) wants to know about a module's calls. Empty functions are skipped. All
-// run on the rank's compute stream (its thread); an exception ends the forward or backward.
-struct ModuleHooks {
-  std::function<void()> before_forward;
-  std::function<void()> after_forward;
-  std::function<void()> before_backward;  // backward reaches the first node of the call
-  std::function<void()> after_backward;   // no node of the call is left to run
-};
+struct ModuleHooks;
 
 struct ModuleCall {
   std::shared_ptr<ModuleCall> parent;
   std::shared_ptr<const ModuleHooks> hooks;
   int depth = 0;
+  std::uint64_t number = 0;  // of the thread's calls, from 1
+  bool recompute = false;    // a forward in the middle of a backward
+  // Run before after_forward, which may take the parameters away: what an op kept of them for a
+  // backward inside this call alone, and now has to copy for one outside.
+  std::vector<std::function<void()>> before_leaving;
+};
+
+// What somebody (sharding) wants to know about a module's calls. Empty functions are skipped. All
+// run on the rank's compute stream (its thread); an exception ends the forward or backward.
+struct ModuleHooks {
+  using Hook = std::function<void(const ModuleCall&)>;
+  Hook before_forward;
+  Hook after_forward;
+  Hook abandon_forward;  // instead of after_forward where an exception left the call; never throws
+  Hook
+      expect_backward;  // a backward begins that will reach the call; told in the order of entering
+  Hook before_backward;  // backward reaches the first node of the call
+  Hook after_backward;   // no node of the call is left to run
 };
 
 // The innermost call of the thread that has hooks, or null.
 const std::shared_ptr<ModuleCall>& current_module_call();
 
 // Opens a call for its lifetime. finish() runs after_forward; leaving without it (an exception)
-// only closes the region.
+// closes the region.
 class ModuleCallScope {
  public:
   explicit ModuleCallScope(const std::shared_ptr<const ModuleHooks>& hooks);
@@ -38,6 +51,43 @@ class ModuleCallScope {
  private:
   std::shared_ptr<ModuleCall> call_;
   std::shared_ptr<ModuleCall> previous_;
+  bool finished_ = false;
+};
+
+// The calls of a function that backward will run again (engine/recompute.h), in the order in which
+// they began. Both runs are one call each: one before_backward, one after_backward.
+using ModuleCalls = std::vector<std::shared_ptr<ModuleCall>>;
+
+// For its lifetime calls are noted in `made` as well.
+class ModuleCallRecording {
+ public:
+  explicit ModuleCallRecording(ModuleCalls& made);
+  ~ModuleCallRecording();
+  ModuleCallRecording(const ModuleCallRecording&) = delete;
+  ModuleCallRecording& operator=(const ModuleCallRecording&) = delete;
+
+ private:
+  ModuleCalls* previous_;
+};
+
+// For its lifetime the thread is inside of `parent`, and calls are those of `made`, one after the
+// other, instead of new ones. A logic_error where other modules are called.
+class ModuleCallReplay {
+ public:
+  ModuleCallReplay(std::shared_ptr<ModuleCall> parent, const ModuleCalls& made);
+  ~ModuleCallReplay();
+  ModuleCallReplay(const ModuleCallReplay&) = delete;
+  ModuleCallReplay& operator=(const ModuleCallReplay&) = delete;
+  [[nodiscard]] bool complete() const { return next_ == made_.size(); }
+
+ private:
+  friend class ModuleCallScope;
+  std::shared_ptr<ModuleCall> next(const std::shared_ptr<const ModuleHooks>& hooks);
+
+  const ModuleCalls& made_;
+  std::size_t next_ = 0;
+  std::shared_ptr<ModuleCall> outer_call_;
+  ModuleCallReplay* outer_replay_;
 };
 
 }  // namespace tessera

@@ -132,4 +132,16 @@ Tensor rotary(const Tensor& x, std::int64_t heads, const Tensor& cosine, const T
 // targets [...].
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, std::int64_t ignore = -100);
 
+struct LinearCrossEntropyOptions {
+  std::int64_t ignore = -100;
+  // Rows whose logits exist at once, rounded up to whole blocks of rows; 0: as many as fit the
+  // device's budget. No bit depends on it.
+  std::int64_t chunk_rows = 0;
+};
+// cross_entropy(linear(x, weight), targets) of a language model's head: x [..., in], weight
+// [vocabulary, in], targets [...]. Neither the logits nor their gradient are ever whole, and 16-bit
+// types have their logits in fp32 (engine/ops/linear_cross_entropy.cpp).
+Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets,
+                            const LinearCrossEntropyOptions& options = {});
+
 }  // namespace tessera

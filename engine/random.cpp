@@ -4,14 +4,7 @@
 namespace tessera {
 namespace {
 
-struct Generator {
-  std::uint64_t seed = 0;
-  std::uint64_t parameters = 0;
-  std::uint64_t dropouts = 0;
-  BatchPosition position;
-};
-
-thread_local Generator generator;
+thread_local GeneratorState generator;
 
 constexpr std::uint64_t dropout_streams = std::uint64_t{1} << 63;  // apart from the parameters'
 constexpr int dropouts_per_step_bits = 16;
@@ -44,6 +37,14 @@ kernels::RandomKey next_dropout_key() {
   const std::uint64_t op = generator.dropouts++;
   return {generator.seed,
           dropout_streams | (generator.position.step << dropouts_per_step_bits) | op};
+}
+
+const GeneratorState& generator_state() {
+  return generator;
+}
+
+void set_generator_state(const GeneratorState& state) {
+  generator = state;
 }
 
 }  // namespace tessera

@@ -23,11 +23,24 @@ struct BatchPosition {
   std::uint64_t step = 0;
   std::int64_t first_sample = 0;
   std::int64_t samples = 0;
+  friend bool operator==(const BatchPosition&, const BatchPosition&) = default;
 };
 void begin_batch(const BatchPosition& position);
 const BatchPosition& batch_position();
 
 // The key of the next dropout of this forward.
 kernels::RandomKey next_dropout_key();
+
+// Where the calling thread's generator stands: whoever computes something a second time goes back
+// to where it stood before the first.
+struct GeneratorState {
+  std::uint64_t seed = 0;
+  std::uint64_t parameters = 0;  // drawn since the seed
+  std::uint64_t dropouts = 0;    // drawn in this forward
+  BatchPosition position;
+  friend bool operator==(const GeneratorState&, const GeneratorState&) = default;
+};
+const GeneratorState& generator_state();
+void set_generator_state(const GeneratorState& state);
 
 }  // namespace tessera

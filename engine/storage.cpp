@@ -27,6 +27,10 @@ std::byte* Storage::data() const {
     on_missing_();
     if (data_ != nullptr) return data_;
   }
+  fail_missing();
+}
+
+void Storage::fail_missing() const {
   if (device_.is_meta()) misuse("a tensor on `meta` has no memory; materialise it first");
   misuse(
       "{} is sharded now: its parameters can be read inside their module's forward and backward, "

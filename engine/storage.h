@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -10,6 +11,10 @@
 #include "engine/device.h"
 
 namespace tessera {
+
+namespace detail {
+struct TensorData;
+}
 
 class Storage {
  public:
@@ -21,6 +26,12 @@ class Storage {
   // The address now; no pointer from before a detach() is valid after it. A logic_error when there
   // is none.
   [[nodiscard]] std::byte* data() const;
+  // For whoever reads values outside of any computation: never asks anybody to bring them. A
+  // logic_error when there are none.
+  void require_present() const {
+    if (data_ == nullptr) [[unlikely]]
+      fail_missing();
+  }
   [[nodiscard]] bool present() const { return data_ != nullptr; }
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
   [[nodiscard]] bool is_lent() const { return !name_.empty(); }
@@ -37,9 +48,27 @@ class Storage {
     if (on_write_) on_write_();
   }
   void set_on_write(std::function<void()> callback) { on_write_ = std::move(callback); }
+  // Called before requires_grad of a tensor over this memory changes; it may throw.
+  void will_set_requires_grad(const detail::TensorData& tensor) const {
+    if (on_requires_grad_) on_requires_grad_(tensor);
+  }
+  void set_on_requires_grad(std::function<void(const detail::TensorData&)> callback) {
+    on_requires_grad_ = std::move(callback);
+  }
+
+  // Tensors in it have one dtype and begin at multiples of so many elements, and what lies between
+  // two neighbours belongs to nobody: element-wise work may run over it. 0: nothing is known.
+  [[nodiscard]] std::int64_t padded_to() const { return padded_to_; }
+  void set_padded_to(std::int64_t elements) { padded_to_ = elements; }
+
+  // A factor that is not multiplied in yet: every value stands for itself times this. Clipping
+  // leaves it to the optimizer's pass over the gradients; Tensor::grad() multiplies it in.
+  [[nodiscard]] float pending_factor() const { return pending_factor_; }
+  void set_pending_factor(float factor) { pending_factor_ = factor; }
 
  private:
   Storage(std::size_t bytes, Device device) : bytes_(bytes), device_(device) {}
+  [[noreturn]] void fail_missing() const;
 
   std::shared_ptr<std::byte> owned_;
   std::byte* data_ = nullptr;
@@ -48,6 +77,9 @@ class Storage {
   std::string name_;
   std::function<void()> on_missing_;
   std::function<void()> on_write_;
+  std::function<void(const detail::TensorData&)> on_requires_grad_;
+  std::int64_t padded_to_ = 0;
+  float pending_factor_ = 1.0f;
 };
 
 }  // namespace tessera

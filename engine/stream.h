@@ -55,6 +55,8 @@ class Stream {
   void wait(const Event& event);
   // Runs on the stream and returns when done; rethrows.
   void run(std::function<void()> work) { enqueue(std::move(work)).wait(); }
+  // The same, but what the work throws is the caller's alone: later work is not skipped for it.
+  void attempt(std::function<void()> work);
   void synchronize();
   // Seconds this stream spent running work (waiting included) since it was made: the worker's, or
   // on a GPU those of its queue, as far as the work is done.

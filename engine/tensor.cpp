@@ -14,8 +14,9 @@ namespace tessera {
 
 namespace {
 
-bool on_gpu(Device device) {
-  return device.type == DeviceType::cuda;
+// Memory that the host cannot follow a pointer into: a GPU's, and planned memory.
+bool off_host(Device device) {
+  return device.type == DeviceType::cuda || device.is_planned();
 }
 
 // Writes the CPU's draws into a GPU's memory, part by part, so that no copy of the whole is made.
@@ -63,10 +64,10 @@ void copy_between_devices(const Tensor& source, const Tensor& destination) {
     Tensor converted = Tensor::empty(source.shape(), destination.dtype(), source.device());
     converted.copy_from(source);
     copy_between_devices(converted, destination);
-  } else if (!on_gpu(source.device())) {
+  } else if (!off_host(source.device())) {
     current_queue(destination.device())
         .copy_from_host(destination.data(), source.data(), source.bytes());
-  } else if (!on_gpu(destination.device())) {
+  } else if (!off_host(destination.device())) {
     current_queue(source.device()).copy_to_host(destination.data(), source.data(), source.bytes());
   } else {
     copy_between_devices(source.to(Device::cpu()), destination);
@@ -81,7 +82,7 @@ void Initializer::fill(void* out, DType dtype, std::int64_t first, std::int64_t 
     TESSERA_LAUNCH(device, fill, {out, n, dtype, a});
     return;
   }
-  if (device.type != DeviceType::cpu) {
+  if (device.type == DeviceType::cuda) {
     fill_from_host(*this, static_cast<std::byte*>(out), dtype, first, n, device);
     return;
   }
@@ -92,7 +93,7 @@ void Initializer::fill(void* out, DType dtype, std::int64_t first, std::int64_t 
 
 Tensor Tensor::empty(const Shape& shape, DType dtype, Device device) {
   const auto bytes = static_cast<std::size_t>(shape.elements()) * size_of(dtype);
-  return view_of(Storage::allocate(bytes, device), 0, shape, dtype);
+  return over(Storage::allocate(bytes, device), 0, shape, dtype);
 }
 
 Tensor Tensor::zeros(const Shape& shape, DType dtype, Device device) {
@@ -130,6 +131,12 @@ Tensor Tensor::view_of(std::shared_ptr<Storage> storage, std::size_t offset, con
   TESSERA_REQUIRE(offset + bytes <= storage->bytes(),
                   "a view of shape {} at byte {} reaches beyond a storage of {} bytes",
                   shape.to_string(), offset, storage->bytes());
+  autograd::note_read();  // whoever reads through the view is not seen
+  return over(std::move(storage), offset, shape, dtype);
+}
+
+Tensor Tensor::over(std::shared_ptr<Storage> storage, std::size_t offset, const Shape& shape,
+                    DType dtype) {
   auto data = std::make_shared<detail::TensorData>();
   data->storage = std::move(storage);
   data->offset = offset;
@@ -154,9 +161,11 @@ template std::int64_t* Tensor::data_as() const;
 template std::uint8_t* Tensor::data_as() const;
 
 std::vector<double> Tensor::to_vector() const {
+  autograd::note_read();
   std::vector<std::byte> fetched;
+  data_->storage->require_present();
   const std::byte* source = data();
-  if (on_gpu(device())) {
+  if (off_host(device())) {
     fetched.resize(bytes());
     current_queue(device()).copy_to_host(fetched.data(), source, fetched.size());
     source = fetched.data();
@@ -177,6 +186,7 @@ Tensor& Tensor::set_requires_grad(bool value) {
   TESSERA_REQUIRE(!data_->grad_node, "requires_grad can be set on leaves only");
   TESSERA_REQUIRE(!value || is_floating(dtype()), "a tensor of {} has no gradient",
                   name_of(dtype()));
+  if (value != data_->requires_grad) data_->storage->will_set_requires_grad(*data_);
   data_->requires_grad = value;
   return *this;
 }
@@ -184,18 +194,22 @@ Tensor& Tensor::set_requires_grad(bool value) {
 Tensor Tensor::grad() const {
   if (!data_->grad_ready) return {};
   Tensor gradient(data_->grad);
-  if (data_->grad_scale != 1.0f) {
-    TESSERA_LAUNCH(device(), cast,
-                   {gradient.data(), gradient.data(), gradient.elements(), gradient.dtype(),
-                    gradient.dtype(), data_->grad_scale, false});
-    data_->grad_scale = 1.0f;
-  }
+  gradient.multiply_pending_factor();
   return gradient;
+}
+
+void Tensor::multiply_pending_factor() const {
+  const auto& storage = data_->storage;
+  if (storage->pending_factor() == 1.0f) return;
+  const auto elements = static_cast<std::int64_t>(storage->bytes() / size_of(dtype()));
+  TESSERA_LAUNCH(device(), cast,
+                 {storage->data(), storage->data(), elements, dtype(), dtype(),
+                  storage->pending_factor(), false});
+  storage->set_pending_factor(1.0f);
 }
 
 void Tensor::zero_grad() {
   data_->grad_ready = false;
-  data_->grad_scale = 1.0f;
 }
 
 void Tensor::backward(const Tensor& seed) const {
@@ -215,14 +229,16 @@ Tensor Tensor::clone() const {
 void Tensor::copy_from(const Tensor& source) {
   TESSERA_REQUIRE(shape() == source.shape(), "copy of a tensor of shape {} into one of shape {}",
                   source.shape().to_string(), shape().to_string());
+  autograd::note_read();
   if (is_meta()) return;
+  source.storage()->require_present();
   data_->storage->will_write();
   if (device() != source.device()) {
     copy_between_devices(source, *this);
   } else if (dtype() != source.dtype()) {
     TESSERA_LAUNCH(device(), cast,
                    {source.data(), data(), elements(), source.dtype(), dtype(), 1.0f, false});
-  } else if (on_gpu(device())) {
+  } else if (off_host(device())) {
     if (data() != source.data()) current_queue(device()).copy(data(), source.data(), bytes());
   } else if (source.bytes() != 0) {
     std::memcpy(data(), source.data(), source.bytes());

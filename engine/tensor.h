@@ -49,11 +49,9 @@ struct TensorData {
   int grad_output = 0;                        // which of the node's outputs it is
 
   // A leaf's gradient. The memory may be given beforehand (a view of a communication buffer);
-  // `grad_ready` says whether it holds a gradient. `grad_scale` is a factor not yet multiplied in
-  // (clipping leaves it to the optimizer's pass).
+  // `grad_ready` says whether it holds a gradient.
   std::shared_ptr<TensorData> grad;
   bool grad_ready = false;
-  float grad_scale = 1.0f;
 
   std::shared_ptr<Initializer> initializer;  // of a parameter
 
@@ -132,10 +130,16 @@ class Tensor {
   // The same values on `device`: this tensor itself when it is there, else a copy outside the
   // graph.
   [[nodiscard]] Tensor to(Device device) const;
+  // Multiplies in what the storage has pending (Storage::pending_factor), for all tensors in it:
+  // they have this one's dtype.
+  void multiply_pending_factor() const;
 
   [[nodiscard]] const std::shared_ptr<detail::TensorData>& impl() const { return data_; }
 
  private:
+  static Tensor over(std::shared_ptr<Storage> storage, std::size_t offset, const Shape& shape,
+                     DType dtype);
+
   std::shared_ptr<detail::TensorData> data_;
 };
 

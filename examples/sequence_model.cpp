@@ -2,6 +2,7 @@
 // number of ranks, stopped and resumed, evaluated. docs/cpp-api.md explains it part by part.
 //   tessera launch --nproc-per-node 2 -- build/examples/sequence_model train FOLDER STEPS [cuda]
 //   build/examples/sequence_model evaluate FOLDER RANKS
+//   build/examples/sequence_model plan RANKS
 #include <tessera/tessera.h>
 
 #include <algorithm>
@@ -51,7 +52,8 @@ struct BlockImpl : ts::nn::Module {
     const ts::Tensor seen =
         ts::packed_attention(qkv(attention_norm(x)), {.heads = heads, .causal = true});
     const ts::Tensor y = x + projection(seen);
-    return y + down(ts::gelu(up(feed_norm(y))));
+    const ts::Tensor z = feed_norm(y);
+    return y + ts::recompute([this](const ts::Tensor& in) { return down(ts::gelu(up(in))); }, z);
   }
   ts::nn::LayerNorm attention_norm, feed_norm;
   ts::nn::Linear qkv, projection, up, down;
@@ -151,10 +153,10 @@ std::int64_t batch_of_a_rank(int ranks) {
 // The batches of all epochs one after the other, from number `taken` on.
 class BatchStream {
  public:
-  BatchStream(const ts::data::TensorLoader& loader, std::int64_t taken)
-      : loader_(loader), batch_(loader_.begin()) {
-    for (std::int64_t epoch = 0; epoch < taken / loader_.steps_per_epoch(); ++epoch)
-      batch_ = loader_.begin();  // each begin() is the next epoch
+  BatchStream(ts::data::TensorLoader loader, std::int64_t taken)
+      : loader_(std::move(loader)), batch_(loader_.end()) {
+    loader_.set_epoch(taken / loader_.steps_per_epoch());
+    batch_ = loader_.begin();
     for (std::int64_t i = 0; i < taken % loader_.steps_per_epoch(); ++i) ++batch_;
   }
   BatchStream(const BatchStream&) = delete;
@@ -257,6 +259,21 @@ void evaluate(const std::filesystem::path& folder, int ranks) {
   });
 }
 
+// What a rank would hold, found out without memory and without the other ranks.
+void plan(int ranks) {
+  const ts::DeviceGuard deferred(ts::Device::meta());
+  SequenceModel net;
+  const auto loss = [&net, batch = batch_of_a_rank(ranks)](ts::Device device) {
+    const ts::Tensor ids = ts::Tensor::empty({batch, length}, ts::int32, device);
+    return ts::cross_entropy(net.forward(ids), ids);
+  };
+  const ts::MemoryPlan planned =
+      ts::plan(net, {.ranks = ranks},
+               {.sharding = sharding(), .loss = loss, .micro_batches = micro_batches});
+  std::printf("%zu bytes a rank, %zu of them optimizer state, at most in %s\n", planned.total(),
+              planned.memory.of(ts::MemoryKind::optimizer), planned.phase.data());
+}
+
 std::int64_t whole_number(const std::string& text) {
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -271,9 +288,12 @@ void run(const std::vector<std::string>& words) {
     train(words[1], whole_number(words[2]), on_gpu);
   } else if (words.size() == 3 && words[0] == "evaluate") {
     evaluate(words[1], static_cast<int>(whole_number(words[2])));
+  } else if (words.size() == 2 && words[0] == "plan") {
+    plan(static_cast<int>(whole_number(words[1])));
   } else {
-    throw ts::Error(ts::ErrorCode::usage,
-                    "usage: sequence_model train FOLDER STEPS [cuda] | evaluate FOLDER RANKS");
+    throw ts::Error(
+        ts::ErrorCode::usage,
+        "usage: sequence_model train FOLDER STEPS [cuda] | evaluate FOLDER RANKS | plan RANKS");
   }
 }
 

@@ -9,14 +9,22 @@ namespace tessera::kernels {
 
 // loss[r] = log_sum_exp[r] - logits[r, target[r]]; 0 for targets equal to ignore. A target outside
 // [0, vocabulary) is an Error(data).
+//
+// The vocabulary may come in blocks of columns, a call each, from the first to the last. Between
+// calls log_sum_exp holds the largest logit so far (as a shift: 0 where it is not finite), sum the
+// exponentials' sum above it and loss the target's logit; the call with the last column makes them
+// the results. Blocks are merged in their order: the bits depend on where the vocabulary is cut.
 struct CrossEntropyForward {
-  const void* logits;   // [rows, vocabulary], row stride `stride`
+  const void* logits;   // [rows, columns], row stride `stride`
   const void* targets;  // [rows] int32 or int64
   DType target_dtype;
   void* loss;         // [rows] fp32 (fp64 for fp64)
   void* log_sum_exp;  // [rows] the same
   std::int64_t rows, vocabulary, stride, ignore;
   DType dtype;
+  std::int64_t first = 0;             // logits has [first, first + columns) of the vocabulary
+  std::int64_t columns = vocabulary;  // of this block
+  void* sum = nullptr;                // [rows] like loss; several blocks need it
 };
 
 // The mean of the losses whose target counts. Everything stays on the queue's device: nobody waits.
@@ -32,7 +40,8 @@ struct MeanLoss {
 
 // dlogits[r,v] = scale * (exp(logits - log_sum_exp) - [v == target]) with scale = *inverse_count *
 // *dloss, multiplied in fp64 and rounded to fp32 (fp64 for fp64); rows with the ignored target give
-// 0. dlogits may equal logits (in place).
+// 0. Of a block of columns as above, each by itself. dlogits may equal logits (in place) where the
+// dtypes are the same.
 struct CrossEntropyBackward {
   const void* logits;
   const void* targets;
@@ -40,9 +49,12 @@ struct CrossEntropyBackward {
   const void* log_sum_exp;
   const void* dloss;            // one fp32 (fp64 for fp64)
   const double* inverse_count;  // MeanLoss gave it
-  void* dlogits;
+  void* dlogits;                // [rows, columns] of out_dtype, row stride `stride`
   std::int64_t rows, vocabulary, stride, ignore;
   DType dtype;
+  std::int64_t first = 0;
+  std::int64_t columns = vocabulary;
+  DType out_dtype = dtype;  // dtype, or a 16-bit one from fp32
 };
 
 // Row-wise softmax and its backward (dx = y * (dy - sum(dy*y))), for user modules. dx may equal dy.

@@ -8,11 +8,20 @@
 
 namespace tessera::kernels {
 
+// The elements that weight decay acts on: [edges[0], edges[1]), [edges[2], edges[3]) and so on, an
+// odd last one to the end. Ascending, in the host's memory, read before the call returns. Without
+// edges: all elements.
+struct DecayRanges {
+  const std::int64_t* edges = nullptr;
+  int count = 0;
+};
+
 // AdamW (Loshchilov & Hutter 2019) as torch.optim.AdamW computes it:
 //   p -= lr*weight_decay*p; m = b1*m + (1-b1)*g; v = b2*v + (1-b2)*g*g;
 //   p -= lr/correction1 * m / (sqrt(v)/sqrt(correction2) + eps), correction_i = 1 - beta_i^step.
 // g = grad * grad_scale. fp32 (or fp64) param, m, v; grad of grad_dtype. `copy` (optional) receives
-// the new parameter rounded to copy_dtype. Bytes, fp32: read 16n, write 12n.
+// the new parameter rounded to copy_dtype. Outside of `decay` weight_decay is 0. Bytes, fp32: read
+// 16n, write 12n.
 struct AdamWStep {
   void* param;
   const void* grad;
@@ -24,11 +33,12 @@ struct AdamWStep {
   double lr, beta1, beta2, eps, weight_decay;
   double correction1, correction2;
   float grad_scale;
+  DecayRanges decay = {};
 };
 
 // SGD with momentum (torch.optim.SGD): g = grad*grad_scale + weight_decay*p; b = momentum*b +
 // (1-dampening)*g (b = g at the first step); p -= lr * (nesterov ? g + momentum*b : b).
-// momentum_buffer null when momentum is 0.
+// momentum_buffer null when momentum is 0. Outside of `decay` weight_decay is 0.
 struct SgdStep {
   void* param;
   const void* grad;
@@ -39,6 +49,7 @@ struct SgdStep {
   double lr, momentum, dampening, weight_decay;
   bool nesterov, first_step;
   float grad_scale;
+  DecayRanges decay = {};
 };
 
 }  // namespace tessera::kernels

@@ -97,12 +97,18 @@ GPT2LMHeadModel::GPT2LMHeadModel(Gpt2Config config) : config_(std::move(config))
         "lm_head",
         nn::Linear(config_.n_embd, config_.vocab_size,
                    nn::LinearOptions{.bias = false, .deviation = config_.initializer_range}));
+  } else {
+    reads_parameter(transformer_->token_table());
   }
 }
 
 Tensor GPT2LMHeadModel::forward(const Tensor& ids) {
   const Tensor x = transformer_(ids);
   return lm_head_ ? lm_head_(x) : linear(x, transformer_->token_table());
+}
+
+Tensor GPT2LMHeadModel::loss(const Tensor& ids, const Tensor& targets) {
+  return loss_of_head(transformer_(ids), lm_head_, transformer_->token_table(), targets);
 }
 
 HuggingFaceNames GPT2LMHeadModel::hugging_face_names() const {

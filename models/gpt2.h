@@ -75,6 +75,7 @@ class GPT2LMHeadModel : public LanguageModel {
  public:
   explicit GPT2LMHeadModel(Gpt2Config config);
   Tensor forward(const Tensor& ids) override;
+  Tensor loss(const Tensor& ids, const Tensor& targets) override;
 
   [[nodiscard]] nlohmann::json config(DType weights = float32) const override;
   [[nodiscard]] HuggingFaceNames hugging_face_names() const override;

@@ -34,12 +34,12 @@ Gpt2Config Gpt2Config::parse(const nlohmann::json& config, const std::string& so
   (void)reader.flag("reorder_and_upcast_attn", false);
   reader.check(c.n_embd % c.n_head == 0, "n_embd = {} is not a multiple of n_head = {}", c.n_embd,
                c.n_head);
-  c.original = config;
+  c.original = config.dump();
   return c;
 }
 
 nlohmann::json Gpt2Config::to_json(DType weights) const {
-  nlohmann::json config = original;
+  nlohmann::json config = nlohmann::json::parse(original);
   config["vocab_size"] = vocab_size;
   config["n_positions"] = n_positions;
   config["n_ctx"] = n_positions;

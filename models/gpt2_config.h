@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "kernels/base/dtype.h"
@@ -25,7 +25,7 @@ struct Gpt2Config {
   bool scale_attn_weights = true;
   bool scale_attn_by_inverse_layer_idx = false;
   bool tie_word_embeddings = true;
-  nlohmann::json original = nlohmann::json::object();  // what it was read from
+  std::string original = "{}";  // the JSON text it was read from
 
   // Absent keys take the values above, transformers' own. Error(configuration) for what cannot be
   // built.

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/nn/module.h"
+#include "engine/nn/layers.h"
 #include "engine/ops.h"
 
 namespace tessera::models {
@@ -27,7 +27,8 @@ class LanguageModel : public nn::Module {
   // ids [batch, length], int32 or int64 -> logits [batch, length, vocabulary] in the parameters'
   // dtype, all on the parameters' device.
   virtual Tensor forward(const Tensor& ids) = 0;
-  // Mean cross-entropy over the targets [batch, length] that are not -100.
+  // Mean cross-entropy over the targets [batch, length] that are not -100. A model whose head is a
+  // linear layer needs no whole logits for it: linear_cross_entropy().
   virtual Tensor loss(const Tensor& ids, const Tensor& targets) {
     return cross_entropy(forward(ids), targets);
   }
@@ -43,5 +44,14 @@ class LanguageModel : public nn::Module {
   // The longest sequence that forward() takes.
   [[nodiscard]] virtual std::int64_t positions() const = 0;
 };
+
+// The loss of a head that is a layer of its own, or, where that is empty, the token table.
+inline Tensor loss_of_head(const Tensor& x, const nn::Linear& head, const Tensor& table,
+                           const Tensor& targets) {
+  if (!head) return linear_cross_entropy(x, table, targets);
+  return head.call([&](const nn::LinearImpl& linear) {
+    return linear_cross_entropy(x, linear.weight(), targets);
+  });
+}
 
 }  // namespace tessera::models

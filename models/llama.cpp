@@ -107,12 +107,18 @@ LlamaForCausalLM::LlamaForCausalLM(LlamaConfig config) : config_(std::move(confi
   if (!config_.tie_word_embeddings) {
     lm_head_ = register_module("lm_head", nn::Linear(config_.hidden_size, config_.vocab_size,
                                                      linear_options(config_, false)));
+  } else {
+    reads_parameter(model_->token_table());
   }
 }
 
 Tensor LlamaForCausalLM::forward(const Tensor& ids) {
   const Tensor x = model_(ids);
   return lm_head_ ? lm_head_(x) : linear(x, model_->token_table());
+}
+
+Tensor LlamaForCausalLM::loss(const Tensor& ids, const Tensor& targets) {
+  return loss_of_head(model_(ids), lm_head_, model_->token_table(), targets);
 }
 
 HuggingFaceNames LlamaForCausalLM::hugging_face_names() const {

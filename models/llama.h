@@ -73,6 +73,7 @@ class LlamaForCausalLM : public LanguageModel {
  public:
   explicit LlamaForCausalLM(LlamaConfig config);
   Tensor forward(const Tensor& ids) override;
+  Tensor loss(const Tensor& ids, const Tensor& targets) override;
 
   [[nodiscard]] nlohmann::json config(DType weights = float32) const override;
   [[nodiscard]] HuggingFaceNames hugging_face_names() const override;

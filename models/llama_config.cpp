@@ -94,12 +94,12 @@ LlamaConfig LlamaConfig::parse(const nlohmann::json& config, const std::string& 
                c.num_attention_heads, c.num_key_value_heads);
   reader.check(c.head_dim % 2 == 0, "head_dim = {} is odd; rotary positions turn pairs",
                c.head_dim);
-  c.original = config;
+  c.original = config.dump();
   return c;
 }
 
 nlohmann::json LlamaConfig::to_json(DType weights) const {
-  nlohmann::json config = original;
+  nlohmann::json config = nlohmann::json::parse(original);
   config["vocab_size"] = vocab_size;
   config["hidden_size"] = hidden_size;
   config["intermediate_size"] = intermediate_size;

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "kernels/base/dtype.h"
@@ -39,7 +39,7 @@ struct LlamaConfig {
   bool attention_bias = false;
   bool mlp_bias = false;
   bool tie_word_embeddings = false;
-  nlohmann::json original = nlohmann::json::object();  // what it was read from
+  std::string original = "{}";  // the JSON text it was read from
 
   // Absent keys take the values above, transformers' own. Error(configuration) for what cannot be
   // built.

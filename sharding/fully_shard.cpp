@@ -3,11 +3,8 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <optional>
-#include <utility>
 
 #include "engine/launch.h"
 #include "engine/queue.h"
@@ -32,68 +29,24 @@ kernels::ExactSum sum_in(const std::string& bytes) {
 }
 
 // Of the gradients that a rank holds: all units' sums in one accumulator of the device's memory,
-// and one wait for it.
+// and one wait for it. Padding is zero and each parameter begins a block of the sum, so a run over
+// several gives the same bits as each by itself.
 kernels::ExactSum local_sum_of_squares(const Runtime& runtime) {
   const Device device = runtime.device();
   const Tensor accumulator = Tensor::zeros({sizeof(kernels::ExactSum)}, uint8, device);
   for (const auto& unit : runtime.units()) {
-    for (const auto& parameter : unit->local_parameters()) {
-      const auto& data = parameter.tensor.impl();
-      if (!data->requires_grad || !data->grad_ready || parameter.tensor.elements() == 0) continue;
-      const Tensor gradient(data->grad);
-      TESSERA_LAUNCH(device, sum_of_squares,
-                     {gradient.data(), gradient.elements(), gradient.dtype(), data->grad_scale,
-                      reinterpret_cast<kernels::ExactSum*>(accumulator.data())});
+    for (const optim::Segment& segment : unit->optimizer_segments()) {
+      const auto alike = [](std::size_t, std::size_t) { return true; };
+      for (const auto& run : optim::gradient_runs(unit->local_parameters(), segment, alike)) {
+        TESSERA_LAUNCH(device, sum_of_squares,
+                       {run.data(), run.range.count, run.dtype, run.storage->pending_factor(),
+                        reinterpret_cast<kernels::ExactSum*>(accumulator.data())});
+      }
     }
   }
   kernels::ExactSum sum;
   current_queue(device).copy_to_host(&sum, accumulator.data(), sizeof sum);
   return sum;
-}
-
-// What the ranks must agree on, a line each.
-std::string describe_structure(const Runtime& runtime) {
-  const ShardingOptions& options = runtime.options();
-  const auto dtype = [](const std::optional<DType>& choice) {
-    return choice ? name_of(*choice) : std::string_view("their own");
-  };
-  std::string text = fmt::format("strategy {}, group_size {}, reduction_group {}, reduced as {}\n",
-                                 name_of(options.strategy), options.group_size,
-                                 options.reduction_group, dtype(options.reduce_dtype));
-  for (const auto& unit : runtime.units()) {
-    const std::string where = unit->name().empty() ? "the root unit" : "unit " + unit->name();
-    for (const auto& slot : unit->layout().slots()) {
-      text += fmt::format("{}: parameter {} {} {}{}\n", where, slot.spec.name,
-                          slot.spec.shape.to_string(), name_of(slot.spec.compute_dtype),
-                          slot.spec.trainable ? "" : ", frozen");
-    }
-  }
-  return text;
-}
-
-// The first line of a that is not b's, and b's there.
-std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
-  const auto differs = std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin();
-  const auto line_break = a.substr(0, static_cast<std::size_t>(differs)).rfind('\n');
-  const std::size_t begin = line_break == std::string::npos ? 0 : line_break + 1;
-  const auto line = [&](const std::string& text) {
-    return begin >= text.size() ? std::string("nothing more")
-                                : text.substr(begin, text.find('\n', begin) - begin);
-  };
-  return {line(a), line(b)};
-}
-
-// Every rank must shard the same thing; a difference would show much later, as garbage.
-void compare_structures(const Runtime& runtime, const Context& context) {
-  const auto all = context.communicator().exchange(describe_structure(runtime));
-  for (std::size_t r = 1; r < all.size(); ++r) {
-    if (all[r] == all[0]) continue;
-    const auto [first, other] = first_difference(all[0], all[r]);
-    fail(ErrorCode::configuration,
-         "ranks 0 and {} shard different modules or with different options: rank 0 has \"{}\" "
-         "where rank {} has \"{}\"",
-         r, first, r, other);
-  }
 }
 
 }  // namespace
@@ -102,7 +55,7 @@ ShardedModel::ShardedModel(nn::Module& module, const Context& context,
                            const ShardingOptions& options)
     : context_(context),
       runtime_(std::make_unique<Runtime>(module, context_.communicator(), options)) {
-  compare_structures(*runtime_, context_);
+  runtime_->allocate();
 }
 
 ShardedModel::~ShardedModel() = default;
@@ -137,32 +90,28 @@ std::vector<ShardedParameter> ShardedModel::sharded_parameters() const {
 double ShardedModel::clip_grad_norm(double max_norm) {
   const std::string mine = bytes_of(local_sum_of_squares(*runtime_));
   kernels::ExactSum total;
-  for (const std::string& part : runtime_->shard_group().exchange(mine, norm_tag))
+  for (const std::string& part : runtime_->control().exchange(mine, norm_tag))
     total.add(sum_in(part));
   const double norm = std::sqrt(total.value());
   if (max_norm > 0 && std::isfinite(norm) && norm > max_norm) {
     const auto factor = static_cast<float>(max_norm / (norm + 1e-6));
-    for (const auto& parameter : parameters()) {
-      const auto& data = parameter.tensor.impl();
-      if (data->grad_ready) data->grad_scale *= factor;
-    }
+    for (const auto& unit : runtime_->units()) unit->scale_gradient(factor);
   }
   return norm;
 }
 
 ShardedModel::NoSync::NoSync(ShardedModel& model) : runtime_(*model.runtime_) {
-  TESSERA_REQUIRE(runtime_.synchronises(), "no_sync inside no_sync");
-  runtime_.set_synchronise(false);
+  runtime_.stop_synchronising();
 }
 ShardedModel::NoSync::~NoSync() {
-  runtime_.set_synchronise(true);
+  runtime_.resume_synchronising();
 }
 
 ShardedModel::Unsharded::Unsharded(Runtime& runtime) : runtime_(runtime) {
-  runtime_.pin();
+  runtime_.hold();
 }
 ShardedModel::Unsharded::~Unsharded() {
-  runtime_.unpin();
+  runtime_.let_go();
 }
 ShardedModel::Unsharded ShardedModel::unsharded() {
   return Unsharded(*runtime_);

@@ -47,7 +47,7 @@ class ShardedModel {
   double clip_grad_norm(double max_norm);
 
   // Backwards inside the scope add to local sums, without communication; the first one after it
-  // reduces them all.
+  // reduces them all. The first scope allocates the sums, on every rank.
   class NoSync {
    public:
     explicit NoSync(ShardedModel& model);
@@ -60,7 +60,8 @@ class ShardedModel {
   };
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
 
-  // Collective. Parameters are whole, to be read, for the scope's lifetime.
+  // Collective. Parameters are whole, to be read, for the scope's lifetime, in memory that is given
+  // back after it. Error(out_of_memory), of all ranks, leaves the model as it was.
   class Unsharded {
    public:
     explicit Unsharded(Runtime& runtime);

@@ -2,15 +2,13 @@
 #include "sharding/layout.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "kernels/base/error.h"
 
 namespace tessera {
 namespace {
 
-// Elements: a block of kernels::SumOfSquares, so that no shard boundary cuts one and a gradient's
-// norm does not depend on the cuts.
-constexpr std::int64_t parameter_alignment = 32;
 constexpr std::size_t segment_alignment = 256;  // bytes; also a share's granule
 
 template <class T>
@@ -19,11 +17,6 @@ T round_up(T value, T unit) {
 }
 
 }  // namespace
-
-ElementRange intersect(ElementRange a, ElementRange b) {
-  const std::int64_t first = std::max(a.first, b.first);
-  return {first, std::max<std::int64_t>(0, std::min(a.end(), b.end()) - first)};
-}
 
 UnitLayout::UnitLayout(std::vector<ParameterSpec> parameters, int shards) : shards_(shards) {
   TESSERA_REQUIRE(shards > 0, "a unit is cut into {} shards", shards);
@@ -83,6 +76,19 @@ ElementRange UnitLayout::local_of(const Slot& slot, int shard) const {
   ElementRange range = intersect(local(slot.segment, shard), slot.range);
   range.first = range.count == 0 ? 0 : range.first - slot.range.first;
   return range;
+}
+
+DType UnitLayout::gradient_dtype() const {
+  std::optional<DType> widest;
+  for (const Segment& segment : segments_) {
+    if (!segment.trainable || segment.compute_dtype == widest) continue;
+    if (widest && size_of(*widest) == size_of(segment.compute_dtype)) {
+      widest = float32;
+    } else if (!widest || size_of(*widest) < size_of(segment.compute_dtype)) {
+      widest = segment.compute_dtype;
+    }
+  }
+  return widest.value_or(float32);
 }
 
 void UnitLayout::find_gaps() {

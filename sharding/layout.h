@@ -12,11 +12,16 @@
 #include <string>
 #include <vector>
 
+#include "engine/element_range.h"
 #include "engine/shape.h"
 #include "kernels/base/dtype.h"
 
 namespace tessera {
 
+// A parameter begins at a multiple of so many elements of its segment: a block of
+// kernels::SumOfSquares, so that no shard boundary cuts one and a gradient's norm does not depend
+// on the cuts.
+inline constexpr std::int64_t parameter_alignment = 32;
 // In the buffer of gradients a segment begins at a multiple of this many elements: 256 bytes at 16
 // bits.
 inline constexpr std::int64_t gradient_alignment = 128;
@@ -28,14 +33,6 @@ struct ParameterSpec {
   DType compute_dtype = DType::float32;  // what is gathered and computed with
   bool trainable = true;
 };
-
-// Elements [first, first + count).
-struct ElementRange {
-  std::int64_t first = 0;
-  std::int64_t count = 0;
-  [[nodiscard]] std::int64_t end() const { return first + count; }
-};
-ElementRange intersect(ElementRange a, ElementRange b);
 
 class UnitLayout {
  public:
@@ -63,6 +60,9 @@ class UnitLayout {
     return bytes_ / static_cast<std::size_t>(shards_);
   }
   [[nodiscard]] std::int64_t gradient_elements() const { return gradient_elements_; }
+  // One that holds every trainable segment's compute dtype: the widest, fp32 for two kinds of 16
+  // bits.
+  [[nodiscard]] DType gradient_dtype() const;
 
   // The part of a segment that shard `shard` holds; begins at a multiple of 32 elements.
   [[nodiscard]] ElementRange local(int segment, int shard) const;

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "kernels/base/dtype.h"
 #include "sharding/strategy.h"
@@ -16,14 +18,22 @@ enum class BackwardPrefetch : std::uint8_t {
   post,  // ... when it ends: one buffer less in flight, less overlap
 };
 
+// What is kept of a module's forward for its backward.
+enum class ActivationCheckpointing : std::uint8_t {
+  none,       // all that backward reads
+  full,       // the inputs: the rest is computed again
+  selective,  // the inputs and what costs most to compute again: ops_worth_keeping
+};
+
 struct ShardingOptions {
   Strategy strategy = Strategy::full_shard;
   WrapPolicy wrap = {};
   // Parameters are cast to this dtype before they are gathered, and computed with in it. Unset:
   // their own.
   std::optional<DType> param_dtype = std::nullopt;
-  // The dtype of gradients on the wire; sums are fp32 in any case. Unset: the parameters' compute
-  // dtype.
+  // The dtype of gradients on the wire. Sums are fp32, but NCCL's own (without
+  // comm::ConnectOptions::fixed_order), which are in this dtype. Unset: the parameters' compute
+  // dtype. float16 is refused here and above: it needs a loss scaler.
   std::optional<DType> reduce_dtype = std::nullopt;
   BackwardPrefetch backward_prefetch = BackwardPrefetch::pre;
   bool forward_prefetch = true;
@@ -34,6 +44,19 @@ struct ShardingOptions {
   // number gives the same bits under every strategy. HYBRID with a group that is no power of two
   // needs its group size here, and takes it by itself.
   int reduction_group = 0;
+  // Keeps the memory that an unsharded() scope makes for the next one, instead of giving it back.
+  bool keep_unsharded_memory = false;
+  // Recomputation in backward, of each unit but the root, or of each module of these classes; of
+  // every n-th of them. Same bits.
+  ActivationCheckpointing activation_checkpointing = ActivationCheckpointing::none;
+  std::vector<std::string> activation_checkpointing_cls = {};
+  int activation_checkpointing_every = 1;
 };
+
+// Ranks that hold one copy between them. Error(configuration) when the group does not divide the
+// world.
+int shards_of(const ShardingOptions& options, int world_size);
+// The first level of the summation tree; refuses a group whose sum would not be a subtree.
+int reduction_group_of(const ShardingOptions& options, int world_size);
 
 }  // namespace tessera

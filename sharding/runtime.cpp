@@ -1,52 +1,19 @@
 // Setting the schedule up: groups of ranks, units, hooks.
 #include "sharding/runtime.h"
 
-#include <bit>
 #include <cstdio>
 #include <exception>
+#include <optional>
+#include <string_view>
+#include <utility>
 
 #include "kernels/base/error.h"
 
 namespace tessera {
 namespace {
 
-int shards_of(const StrategyRow& row, const ShardingOptions& options, int world_size) {
-  switch (row.shards) {
-    case ShardGroup::self:
-      return 1;
-    case ShardGroup::world:
-      return world_size;
-    case ShardGroup::group:
-      break;
-  }
-  TESSERA_CHECK(options.group_size > 0 && world_size % options.group_size == 0,
-                ErrorCode::configuration,
-                "{} needs a group_size that divides the world of {} ranks, got {}", row.name,
-                world_size, options.group_size);
-  return options.group_size;
-}
-
-// The first level of the summation tree; refuses a group whose sum would not be a subtree.
-int reduction_group_of(const StrategyRow& row, int requested, int shards, int world_size) {
-  TESSERA_CHECK(requested >= 0 && (requested == 0 || world_size % requested == 0),
-                ErrorCode::configuration,
-                "reduction_group {} does not divide the world of {} ranks", requested, world_size);
-  if (row.shards != ShardGroup::group || shards == world_size || shards == 1) return requested;
-  const bool power = std::has_single_bit(static_cast<unsigned>(shards));
-  if (requested == 0) return power ? 0 : shards;
-  const bool above = power && requested % shards == 0;
-  const bool below =
-      shards % requested == 0 && std::has_single_bit(static_cast<unsigned>(shards / requested));
-  TESSERA_CHECK(above || below, ErrorCode::configuration,
-                "reduction_group {} and group_size {} sum gradients in different orders; use "
-                "reduction_group {}",
-                requested, shards, shards);
-  return requested;
-}
-
-DType compute_dtype_of(const Tensor& parameter, const ShardingOptions& options) {
-  const bool cast = is_floating(parameter.dtype()) && options.param_dtype.has_value();
-  return cast ? *options.param_dtype : parameter.dtype();
+std::string title_of(const Unit& unit) {
+  return unit.name().empty() ? "the root unit" : "unit " + unit.name();
 }
 
 // Of a unit whose runtime ends. Nothing may leave a destructor: a GPU that has failed says so here
@@ -55,13 +22,41 @@ void release_at_end(comm::Buffer& buffer, const std::string& unit) {
   try {
     buffer.release();
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "releasing the parameters of unit '%s': %s\n", unit.c_str(), error.what());
+    std::fprintf(stderr, "releasing the parameters of %s: %s\n", unit.c_str(), error.what());
   }
 }
 
-DType master_dtype_of(const Tensor& parameter) {
-  const bool low = parameter.dtype() == bfloat16 || parameter.dtype() == float16;
-  return low ? float32 : parameter.dtype();
+[[noreturn]] void refuse_toggle(const Unit& unit, const detail::TensorData& tensor) {
+  std::string name = "of " + title_of(unit);
+  for (std::size_t i = 0; i < unit.views().size(); ++i) {
+    const auto& local = unit.local_parameters()[i];
+    if (unit.views()[i].impl().get() == &tensor || local.tensor.impl().get() == &tensor)
+      name = local.name;
+  }
+  misuse(
+      "requires_grad of parameter {} cannot change while its module is sharded: who has a gradient "
+      "decided where it lies; set it before fully_shard(), or end the ShardedModel and shard again",
+      name);
+}
+
+void check_dtypes(const ShardingOptions& options, const std::vector<UnitPlan>& plan) {
+  const auto check = [](std::string_view option, const std::optional<DType>& dtype) {
+    TESSERA_CHECK(!dtype || is_floating(*dtype), ErrorCode::configuration,
+                  "parameters and gradients cannot be {}", name_of(*dtype));
+    TESSERA_CHECK(dtype != float16, ErrorCode::configuration,
+                  "{} float16 needs a loss scaler, which this version has not; use bfloat16",
+                  option);
+  };
+  check("param_dtype", options.param_dtype);
+  check("reduce_dtype", options.reduce_dtype);
+  for (const UnitPlan& planned : plan) {
+    for (const ParameterSpec& spec : planned.specs) {
+      TESSERA_CHECK(!spec.trainable || spec.compute_dtype != float16, ErrorCode::configuration,
+                    "parameter {} is trained in float16, which needs a loss scaler, and this "
+                    "version has none; use param_dtype bfloat16 or float32, or freeze it",
+                    spec.name);
+    }
+  }
 }
 
 }  // namespace
@@ -71,32 +66,47 @@ Runtime::Runtime(nn::Module& root, comm::Communicator& world, const ShardingOpti
       row_(row_of(options.strategy)),
       device_(world.device()),
       world_size_(world.size()),
-      stalls_(device_) {
-  shards_ = shards_of(row_, options_, world_size_);
-  reduction_group_ = reduction_group_of(row_, options_.reduction_group, shards_, world_size_);
-  for (const auto dtype : {options_.param_dtype, options_.reduce_dtype}) {
-    TESSERA_CHECK(!dtype || is_floating(*dtype), ErrorCode::configuration,
-                  "parameters and gradients cannot be {}", name_of(*dtype));
+      rank_(world.rank()),
+      stalls_(device_),
+      self_(std::make_shared<Runtime*>(this)) {
+  std::vector<UnitPlan> plan = plan_units(root, options_);
+  for (const UnitPlan& planned : plan) {
+    TESSERA_REQUIRE(planned.unit.module->hooks() == nullptr,
+                    "module {} is sharded already: a module has one ShardedModel at a time",
+                    planned.unit.name);
   }
+  compare_structures(world, options_, plan);  // first: what follows differs where these do
+  check_dtypes(options_, plan);
+  shards_ = shards_of(options_, world_size_);
+  reduction_group_ = reduction_group_of(options_, world_size_);
   connect(world);
-  create_units(root);
+  choose_recomputation(root, plan);
+  create_units(std::move(plan));
   gather_stream_ = std::make_unique<Stream>("gather", device_);
   reduce_stream_ = std::make_unique<Stream>("reduce", device_);
 }
 
 Runtime::~Runtime() {
+  self_.reset();
   for (nn::Module* module : hooked_) module->set_hooks(nullptr);
   for (const auto& unit : units_) {
-    unit->parameter_storage()->set_on_missing(nullptr);
-    if (unit->gradient_storage()) unit->gradient_storage()->set_on_missing(nullptr);
-    for (const auto& parameter : unit->local_parameters())
+    const auto gone = [title = title_of(*unit)] {
+      misuse("{} has no memory any more: the ShardedModel that it belonged to has ended", title);
+    };
+    unit->parameter_storage()->set_on_missing(gone);
+    if (unit->gradient_storage()) unit->gradient_storage()->set_on_missing(gone);
+    for (const auto& parameter : unit->local_parameters()) {
       parameter.tensor.storage()->set_on_write(nullptr);
+      parameter.tensor.storage()->set_on_requires_grad(nullptr);
+    }
     // A rank that leaves in the middle of a pass must not be waited for by those that go on to
     // their own end.
-    if (unit->state == ParameterState::unsharded && unit->parameter_buffer)
-      release_at_end(*unit->parameter_buffer, unit->name());
+    const UnitState& state = state_of(*unit);
+    if (state.parameters == ParameterState::gathered && state.parameter_buffer)
+      release_at_end(*state.parameter_buffer, title_of(*unit));
     // The module may live on; what its parameters pointed into does not.
     unit->parameter_storage()->set_on_write(nullptr);
+    unit->parameter_storage()->set_on_requires_grad(nullptr);
     unit->parameter_storage()->detach();
     if (unit->gradient_storage()) unit->gradient_storage()->detach();
   }
@@ -106,85 +116,87 @@ Runtime::~Runtime() {
 }
 
 void Runtime::connect(comm::Communicator& world) {
-  const int rank = world.rank();
-  const int shard = rank % shards_;
-  replica_ = rank / shards_;
-  gather_group_ = world.split(replica_, rank, "gather");
+  replica_ = rank_ / shards_;
+  gather_group_ = world.split_blocks(shards_, "gather");
   reduce_group_ = gather_group_->duplicate("reduce");
   control_ = gather_group_->duplicate("control");
-  reduce_replicas_ = world.split(shard, rank, "replicas");
+  reduce_replicas_ = world.split_across_blocks(shards_, "replicas");
 }
 
-void Runtime::create_units(nn::Module& root) {
-  const std::vector<UnitModule> modules = choose_units(root, options_.wrap);
-  for (const UnitModule& unit : modules) {
-    TESSERA_REQUIRE(unit.module->hooks() == nullptr,
-                    "module {} is sharded already: a module has one ShardedModel at a time",
-                    unit.name);
-  }
-  const auto owned = assign_parameters(root, modules);
-  for (std::size_t i = 0; i < modules.size(); ++i) {
-    std::vector<ParameterSpec> specs;
-    for (const auto& parameter : owned[i]) {
-      specs.push_back({parameter.name, parameter.shape, master_dtype_of(parameter.tensor),
-                       compute_dtype_of(parameter.tensor, options_),
-                       parameter.tensor.requires_grad()});
-    }
-    units_.push_back(std::make_unique<Unit>(modules[i].name, static_cast<int>(i), root, owned[i],
-                                            specs, shards_, gather_group_->rank(), device_));
+void Runtime::choose_recomputation(nn::Module& root, const std::vector<UnitPlan>& plan) {
+  std::vector<UnitModule> units;
+  for (const UnitPlan& planned : plan)
+    units.push_back({planned.unit.name, planned.unit.module, {}});
+  recomputed_ = std::make_unique<RecomputedModules>(choose_recomputed(root, units, options_),
+                                                    options_.activation_checkpointing);
+}
+
+void Runtime::create_units(std::vector<UnitPlan> plan) {
+  states_.resize(plan.size());
+  for (std::size_t i = 0; i < plan.size(); ++i) {
+    // Whose originals are freed as soon as the unit has its share of them.
+    const UnitPlan planned = std::move(plan[i]);
+    units_.push_back(std::make_unique<Unit>(planned.unit.name, static_cast<int>(i),
+                                            planned.unit.parameters, planned.specs, shards_,
+                                            gather_group_->rank(), device_));
     Unit& unit = *units_.back();
-    if (unit.has_gradient()) {
-      DType widest = DType::bfloat16;
-      for (const auto& segment : unit.layout().segments()) {
-        if (segment.trainable && size_of(segment.compute_dtype) >= size_of(widest))
-          widest = segment.compute_dtype;
-      }
-      unit.create_gradient_views(options_.reduce_dtype.value_or(widest));
-    }
+    if (unit.has_gradient()) unit.create_gradient_views(gradient_dtype_of(unit.layout(), options_));
+    if (unit.computes_on_master()) states_[i].parameters = ParameterState::gathered;
     watch_storages(unit);
-    if (shares_pool(unit)) {
-      pool_parameter_bytes_ = std::max(pool_parameter_bytes_, unit.layout().bytes());
-    }
     if (!unit.is_root() && !unit.layout().slots().empty()) {
-      create_hooks(*modules[i].module, unit);
-      pool_gradient_bytes_ =
-          std::max(pool_gradient_bytes_, unit.has_gradient() ? unit.gradient_buffer_bytes() : 0);
+      create_hooks(*planned.unit.module, unit);
     }
   }
 }
 
 void Runtime::create_hooks(nn::Module& module, Unit& unit) {
+  // A graph keeps the hooks of its calls, and may live longer than this.
+  const auto hook = [this, &unit](void (Runtime::*method)(Unit&, const ModuleCall&)) {
+    return [self = std::weak_ptr<Runtime*>(self_), &unit, method,
+            title = title_of(unit)](const ModuleCall& call) {
+      const std::shared_ptr<Runtime*> runtime = self.lock();
+      TESSERA_REQUIRE(
+          runtime, "the graph goes through {}, whose ShardedModel has ended: run backward before",
+          title);
+      ((*runtime)->*method)(unit, call);
+    };
+  };
   auto hooks = std::make_shared<ModuleHooks>();
-  hooks->before_forward = [this, &unit] { before_forward(unit); };
-  hooks->after_forward = [this, &unit] { after_forward(unit); };
-  hooks->before_backward = [this, &unit] { before_backward(unit); };
-  hooks->after_backward = [this, &unit] { after_backward(unit); };
+  hooks->before_forward = hook(&Runtime::before_forward);
+  hooks->after_forward = hook(&Runtime::after_forward);
+  hooks->abandon_forward = [self = std::weak_ptr<Runtime*>(self_), &unit](const ModuleCall& call) {
+    if (const std::shared_ptr<Runtime*> runtime = self.lock()) {
+      (*runtime)->abandon_forward(unit, call);
+    }
+  };
+  hooks->expect_backward = hook(&Runtime::expect_backward);
+  hooks->before_backward = hook(&Runtime::before_backward);
+  hooks->after_backward = hook(&Runtime::after_backward);
   module.set_hooks(std::move(hooks));
   hooked_.push_back(&module);
 }
 
 void Runtime::watch_storages(Unit& unit) {
+  const auto& parameters = unit.parameter_storage();
   // The root's own forward may be called without hooks (net.forward(x)): its parameters come when
-  // they are first used.
-  if (unit.is_root()) {
-    unit.parameter_storage()->set_on_missing([this, &unit] { before_forward(unit); });
-  }
-  unit.parameter_storage()->set_on_write([&unit] {
+  // they are first computed with.
+  if (unit.is_root()) parameters->set_on_missing([this] { use_root(); });
+  parameters->set_on_write([&unit] {
     misuse(
         "the gathered parameters of {} are a copy that is only read; write to the local tensors of "
         "ShardedModel::parameters()",
-        unit.name().empty() ? "the root unit" : "unit " + unit.name());
+        title_of(unit));
   });
+  const auto refuse = [&unit](const detail::TensorData& tensor) { refuse_toggle(unit, tensor); };
+  parameters->set_on_requires_grad(refuse);
   if (unit.has_gradient()) {
-    unit.gradient_storage()->set_on_missing([this, &unit] { provide_gradient(unit); });
+    // Of units, only what arrives outside of their own backward.
+    unit.gradient_storage()->set_on_missing([this, &unit] { lend_gradient(unit); });
   }
   for (const auto& parameter : unit.local_parameters()) {
-    parameter.tensor.storage()->set_on_write([this] { invalidate(); });
+    parameter.tensor.storage()->set_on_write([this, &unit] { invalidate(unit); });
+    parameter.tensor.storage()->set_on_requires_grad(refuse);
   }
-}
-
-bool Runtime::shares_pool(const Unit& unit) const {
-  return !unit.is_root() && row_.unsharded == Unsharded::per_pass && !unit.computes_on_master();
 }
 
 CommunicationStatistics Runtime::statistics() const {
@@ -194,11 +206,6 @@ CommunicationStatistics Runtime::statistics() const {
   return result;
 }
 
-void Runtime::count_buffer(const comm::Buffer& buffer) {
-  ++statistics_.buffers;
-  statistics_.buffer_bytes += buffer.bytes();
-}
-
 Event Runtime::enqueue(Stream& stream, std::function<void()> work) {
   return stream.enqueue([this, work = std::move(work)] {
     const comm::WorkerScope scope(*control_);
@@ -206,10 +213,12 @@ Event Runtime::enqueue(Stream& stream, std::function<void()> work) {
   });
 }
 
-void Runtime::run(Stream& stream, std::function<void()> work) {
-  const Event done = enqueue(stream, std::move(work));
+void Runtime::attempt(Stream& stream, std::function<void()> work) {
   const comm::RankWaits waits(*control_);
-  done.wait();
+  stream.attempt([this, work = std::move(work)] {
+    const comm::WorkerScope scope(*control_);
+    work();
+  });
 }
 
 void Runtime::join(const Event& event) {

@@ -5,32 +5,44 @@
 // reductions have a communicator each, so that neither waits in the other's queue. All decisions
 // are taken on the compute stream in program order, so every rank takes the same.
 //
+// All memory is allocated by allocate(), from the table of sharding/buffer_plan.h; the first
+// no_sync() adds its sums. Memory goes round in fixed sets from then on.
+//
 // On a GPU each of the three has a queue, and what one needs of another is a join, in one place:
 // side streams begin after what the compute stream had put into its queue (Stream::enqueue); the
 // compute stream joins a gather in await_gather(), a buffer that has been reduced before it writes
-// into it again (provide_gradient, add_to_unsynchronised), and the last reduction at the end of a
-// backward. Memory goes back to the pool on the compute stream, after its join.
+// into it again (lend_gradient, add_to_local_sum), and the last reduction at the end of a backward.
+// Memory goes back to the pool on the compute stream, after its join.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <vector>
 
+#include "engine/module_call.h"
 #include "engine/nn/module.h"
 #include "engine/stream.h"
+#include "sharding/activation_checkpointing.h"
+#include "sharding/buffer_plan.h"
+#include "sharding/call_order.h"
 #include "sharding/comm/communicator.h"
 #include "sharding/options.h"
 #include "sharding/statistics.h"
+#include "sharding/structure.h"
 #include "sharding/unit.h"
+#include "sharding/unit_state.h"
 
 namespace tessera {
 
 class Runtime {
  public:
+  // Shards the module. No collective memory yet: ranks may compare first what they made.
   Runtime(nn::Module& root, comm::Communicator& world, const ShardingOptions& options);
   ~Runtime();
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
+  // Collective. Everything that steps need; before the first one.
+  void allocate();
 
   [[nodiscard]] const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
   [[nodiscard]] const ShardingOptions& options() const { return options_; }
@@ -38,69 +50,99 @@ class Runtime {
   [[nodiscard]] int replicas() const { return world_size_ / shards_; }
   [[nodiscard]] int replica() const { return replica_; }
   [[nodiscard]] Device device() const { return device_; }
-  // The ranks that hold one copy between them; for small messages of the compute stream.
-  [[nodiscard]] comm::Communicator& shard_group() { return *control_; }
+  // For small messages of the compute stream, between the ranks that hold one copy.
+  [[nodiscard]] comm::Communicator& control() { return *control_; }
+  // Names of the modules that run again in backward.
+  [[nodiscard]] BufferPlan plan(bool no_sync) const;
 
-  void set_synchronise(bool on) { synchronise_ = on; }
-  [[nodiscard]] bool synchronises() const { return synchronise_; }
-  // Gathers every unit and keeps it until unpin().
-  void pin();
-  void unpin();
-  // Drops gathered copies because the master shards are about to change.
-  void invalidate();
+  // Backwards add to local sums until resume_synchronising(). Collective where it is the first.
+  void stop_synchronising();
+  void resume_synchronising() { synchronise_ = true; }
+  // Gathers every unit and keeps it until let_go(); scopes nest. Error(out_of_memory) leaves
+  // everything as it was.
+  void hold();
+  void let_go() noexcept;
 
   [[nodiscard]] CommunicationStatistics statistics() const;
 
  private:
   void connect(comm::Communicator& world);
-  void create_units(nn::Module& root);
+  void choose_recomputation(nn::Module& root, const std::vector<UnitPlan>& plan);
+  void create_units(std::vector<UnitPlan> plan);
   void create_hooks(nn::Module& module, Unit& unit);
   void watch_storages(Unit& unit);
+  [[nodiscard]] UnitState& state_of(const Unit& unit) {
+    return states_[static_cast<std::size_t>(unit.index())];
+  }
+
+  // Memory.
+  void allocate(const PlannedBuffer& planned);
+  [[nodiscard]] std::shared_ptr<comm::Buffer> allocate_parameters(std::size_t bytes);
+  [[nodiscard]] std::shared_ptr<comm::Buffer> allocate_gradient(std::string_view name,
+                                                                std::size_t bytes);
+  void reserve_scratch(comm::Communicator& group, std::size_t bytes);
+  void count_buffer(const comm::Buffer& buffer);
+  void drop(std::shared_ptr<comm::Buffer>& buffer);
 
   // Hooks.
-  void before_forward(Unit& unit);
-  void after_forward(Unit& unit);
-  void before_backward(Unit& unit);
-  void after_backward(Unit& unit);
+  void before_forward(Unit& unit, const ModuleCall& call);
+  void after_forward(Unit& unit, const ModuleCall& call);
+  void abandon_forward(Unit& unit, const ModuleCall& call);
+  void expect_backward(Unit& unit, const ModuleCall& call);
+  void before_backward(Unit& unit, const ModuleCall& call);
+  void after_backward(Unit& unit, const ModuleCall& call);
+  void use_root();  // one of the root's parameters is needed that is not there
   void at_end_of_backward();
   void abandon_backward();
 
   // Parameters.
-  void gather(Unit& unit, comm::Phase phase);
+  enum class Need : std::uint8_t { now, soon };
+  void gather(Unit& unit, comm::Phase phase, Need need = Need::now);
+  [[nodiscard]] bool take_parameter_buffer(Unit& unit, Need need);
+  bool evict_an_idle_unit();
+  void start_gather(Unit& unit, comm::Phase phase);
   void await_gather(Unit& unit);
   void reshard(Unit& unit);
-  [[nodiscard]] bool is_last_in_forward(const Unit& unit) const;
-  void prefetch_forward(const Unit& unit);
-  void prefetch_backward(const Unit& unit);
-  [[nodiscard]] bool shares_pool(const Unit& unit) const;
+  void reshard_unless_used(Unit& unit);
+  void gather_all();
+  void prefetch_forward();
+  void prefetch_backward();
+  void prefetch_recomputation(const ModuleCall& call);
+  [[nodiscard]] bool stays_after_forward(const Unit& unit) const;
+  [[nodiscard]] bool stays_until_synchronised(const Unit& unit);
+  void invalidate(Unit& unit);
 
   // Gradients.
-  void provide_gradient(Unit& unit);
+  void lend_gradient(Unit& unit);
+  void give_gradient_back(Unit& unit, Event writable);
   void reduce(Unit& unit);
-  void add_to_unsynchronised(Unit& unit);
-  void reduce_unsynchronised(Unit& unit);
-  void enqueue_reduction(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer, DType dtype);
+  void add_to_local_sum(Unit& unit);
+  void reduce_local_sum(Unit& unit);
+  struct Reduced {
+    Event done;      // the sums are in the gradient shard
+    Event writable;  // the buffer may be written again
+  };
+  Reduced enqueue_reduction(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer, DType dtype);
+  [[nodiscard]] std::function<void()> reduction_of(Unit& unit,
+                                                   const std::shared_ptr<comm::Buffer>& buffer,
+                                                   DType dtype, comm::Tag tag);
   void count_reduction(const Unit& unit, DType wire, DType sums);
   void expect_end_of_backward();
-  [[nodiscard]] std::shared_ptr<comm::Buffer> allocate_gradient(const Unit& unit,
-                                                                std::size_t bytes);
+  void end_pass();
 
-  void allocate_partial_sums();
-  void count_buffer(const comm::Buffer& buffer);
   // Work for a side stream, and the compute stream's wait for it.
   Event enqueue(Stream& stream, std::function<void()> work);
-  void run(Stream& stream, std::function<void()> work);
+  void attempt(Stream& stream, std::function<void()> work);
   void join(const Event& event);
-
-  struct GradientBuffer {
-    std::shared_ptr<comm::Buffer> buffer;
-    Event writable;
-  };
+  [[nodiscard]] comm::Communicator& first_reduction_group() {
+    return shards_ == 1 ? *reduce_replicas_ : *reduce_group_;
+  }
 
   ShardingOptions options_;
   StrategyRow row_;
   Device device_;
   int world_size_ = 1;
+  int rank_ = 0;
   int shards_ = 1;
   int replica_ = 0;
   int reduction_group_ = 0;
@@ -109,24 +151,30 @@ class Runtime {
   std::shared_ptr<comm::Communicator> reduce_replicas_;  // ranks with the same shard, reduce stream
   std::shared_ptr<comm::Communicator> control_;          // shard group, compute stream
   std::vector<std::unique_ptr<Unit>> units_;
+  std::vector<UnitState> states_;  // by Unit::index()
   std::vector<std::shared_ptr<comm::Buffer>> free_parameter_buffers_;
-  std::vector<GradientBuffer> free_gradient_buffers_;
-  std::shared_ptr<comm::Buffer> partial_sums_;  // between the two reductions of HYBRID
-  std::size_t parameter_buffers_ = 0;           // of the pool, free or not
-  std::size_t buffers_before_pin_ = 0;
+  std::vector<GradientMemory> free_gradient_buffers_;
+  std::vector<Unit*> in_pool_;  // that have a buffer of the pool, the longest first
   std::size_t pool_parameter_bytes_ = 0;
   std::size_t pool_gradient_bytes_ = 0;
+  std::shared_ptr<comm::Buffer> partial_sums_;  // between the two reductions of HYBRID
+  bool has_local_sums_ = false;
+  std::size_t reduce_scratch_ = 0;  // bytes that the communicators have made
+  std::size_t replicas_scratch_ = 0;
 
-  std::vector<Unit*> forward_order_;  // of the last complete forward
-  std::vector<Unit*> current_order_;
+  CallOrder order_;
+  std::vector<CallOrder::Call> backward_calls_;  // that this backward comes to, in its order
+  std::size_t next_backward_ = 0;                // the place in them that comes next
   Event last_reduction_;
-  Event writable_again_;  // of the buffer that was reduced last
   bool synchronise_ = true;
   bool end_expected_ = false;
+  int held_ = 0;  // unsharded() scopes
   std::uint64_t pass_ = 0;
   CommunicationStatistics statistics_;
   StallClock stalls_;
   std::vector<nn::Module*> hooked_;
+  std::unique_ptr<RecomputedModules> recomputed_;
+  std::shared_ptr<Runtime*> self_;         // what hooks of graphs that live longer look at
   std::unique_ptr<Stream> gather_stream_;  // last: their threads stop before what they use goes
   std::unique_ptr<Stream> reduce_stream_;
 };

@@ -1,17 +1,14 @@
 // Memory for gradients, their reduction, and the end of a backward.
+#include <exception>
+#include <utility>
+
 #include "engine/autograd.h"
 #include "engine/launch.h"
 #include "kernels/base/error.h"
 #include "sharding/runtime.h"
+#include "sharding/step_position.h"
 
 namespace tessera {
-namespace {
-
-DType sum_dtype(DType gradient) {
-  return gradient == float64 ? float64 : float32;
-}
-
-}  // namespace
 
 void Runtime::expect_end_of_backward() {
   if (end_expected_) return;
@@ -19,157 +16,121 @@ void Runtime::expect_end_of_backward() {
   end_expected_ = true;
 }
 
-// An exception ended the pass: gradients that are not reduced yet are dropped. What was reduced
-// stays.
-void Runtime::abandon_backward() {
-  end_expected_ = false;
-  for (const auto& unit : units_) {
-    unit->pending_backwards = 0;
-    if (!unit->has_gradient() || !unit->gradient_storage()->present()) continue;
-    unit->complete_gradient();
-    unit->gradient_storage()->detach();
-    if (unit->gradient_buffer != unit->own_gradient_buffer) {
-      free_gradient_buffers_.push_back({unit->gradient_buffer, {}});  // read by nobody
-    } else {
-      unit->gradient_writable = {};
-    }
-    unit->gradient_buffer.reset();
-  }
-}
-
-std::shared_ptr<comm::Buffer> Runtime::allocate_gradient(const Unit& unit, std::size_t bytes) {
-  // The ranks that are summed first are those that must see the memory.
-  comm::Communicator& group = shards_ == 1 ? *reduce_replicas_ : *reduce_group_;
-  std::shared_ptr<comm::Buffer> buffer;
-  run(*reduce_stream_, [&] {
-    buffer = group.allocate(unit.is_root() ? "root gradients" : "gradients", bytes,
-                            comm::Sharing::per_rank);
-    group.acquire(*buffer);
-  });
-  count_buffer(*buffer);
-  return buffer;
-}
-
-// The first gradient of a pass arrived: lend the unit a buffer.
-void Runtime::provide_gradient(Unit& unit) {
+// Lends the unit memory for its gradient: when its backward begins, or when a gradient arrives
+// outside of it (the root's, and those of parameters that others use).
+void Runtime::lend_gradient(Unit& unit) {
   TESSERA_REQUIRE(autograd::in_backward(),
                   "gradients of {} are reduced and sharded; read them from the model's parameters",
                   unit.name().empty() ? "the root unit" : unit.name());
+  UnitState& state = state_of(unit);
+  if (!unit.has_gradient() || state.gradient_buffer) return;
   expect_end_of_backward();
-  const bool own = unit.is_root() || row_.reduce == ReduceAt::end_of_backward;
-  Event writable;
-  if (own && unit.own_gradient_buffer) {
-    unit.gradient_buffer = unit.own_gradient_buffer;
-    writable = unit.gradient_writable;
-  } else if (!own && free_gradient_buffers_.size() >
-                         1) {  // two buffers: one is filled while the other is summed
-    unit.gradient_buffer = free_gradient_buffers_.front().buffer;
-    writable = free_gradient_buffers_.front().writable;
+  GradientMemory memory = state.own_gradient;
+  if (!memory.buffer) {
+    // Calls that wrap around others' (a, b, a, b) keep more gradients unfinished than the plan has
+    // buffers: a first such backward adds them.
+    if (free_gradient_buffers_.empty()) {
+      free_gradient_buffers_.push_back({allocate_gradient("gradients", pool_gradient_bytes_), {}});
+    }
+    memory = std::move(free_gradient_buffers_.front());  // the one whose reduction began first
     free_gradient_buffers_.erase(free_gradient_buffers_.begin());
-  } else {
-    unit.gradient_buffer =
-        allocate_gradient(unit, own ? unit.gradient_buffer_bytes() : pool_gradient_bytes_);
-    if (own) unit.own_gradient_buffer = unit.gradient_buffer;
   }
-  join(writable);
-  unit.gradient_storage()->attach(unit.gradient_buffer->data());
+  join(memory.writable);
+  state.gradient_buffer = std::move(memory.buffer);
+  unit.gradient_storage()->attach(state.gradient_buffer->data());
   unit.zero_gradient_gaps();
 }
 
-void Runtime::reduce(Unit& unit) {
-  if (!unit.has_gradient() || !unit.gradient_storage()->present()) return;
-  unit.complete_gradient();
-  if (!synchronise_ || unit.unsynchronised_is_set) add_to_unsynchronised(unit);
+// Touches no memory of the device.
+void Runtime::give_gradient_back(Unit& unit, Event writable) {
+  UnitState& state = state_of(unit);
+  unit.forget_gradient();
   unit.gradient_storage()->detach();
-  const std::shared_ptr<comm::Buffer> buffer = std::move(unit.gradient_buffer);
-  unit.gradient_buffer.reset();
-  const bool own = buffer == unit.own_gradient_buffer;
-  if (unit.unsynchronised_is_set) {  // the sums hold this pass; its buffer was read by nobody and
-                                     // stays writable
-    if (!own) free_gradient_buffers_.push_back({buffer, {}});
-    if (!synchronise_) return;
-    reduce_unsynchronised(unit);
+  std::shared_ptr<comm::Buffer> buffer = std::move(state.gradient_buffer);
+  if (state.own_gradient.buffer) {
+    state.own_gradient.writable = std::move(writable);
+  } else {
+    free_gradient_buffers_.push_back({std::move(buffer), std::move(writable)});
+  }
+}
+
+void Runtime::reduce(Unit& unit) {
+  UnitState& state = state_of(unit);
+  if (!state.gradient_buffer) return;
+  if (!unit.received_gradient()) return give_gradient_back(unit, {});
+  unit.complete_gradient();
+  if (!synchronise_ || state.local_sum_is_set) {
+    add_to_local_sum(unit);
+    give_gradient_back(unit, {});  // read by nobody else
+    if (synchronise_) reduce_local_sum(unit);
     return;
   }
-  enqueue_reduction(unit, buffer, unit.gradient_dtype());
-  if (own) {
-    unit.gradient_writable = writable_again_;
-  } else {
-    free_gradient_buffers_.push_back({buffer, writable_again_});
-  }
+  const Reduced reduced = enqueue_reduction(unit, state.gradient_buffer, unit.gradient_dtype());
+  last_reduction_ = reduced.done;
+  give_gradient_back(unit, reduced.writable);
 }
 
-void Runtime::reduce_unsynchronised(Unit& unit) {
-  enqueue_reduction(unit, unit.unsynchronised, sum_dtype(unit.gradient_dtype()));
-  unit.unsynchronised_is_set = false;
-}
-
-void Runtime::add_to_unsynchronised(Unit& unit) {
-  const DType dtype = sum_dtype(unit.gradient_dtype());
-  const std::int64_t count = unit.layout().gradient_elements();
-  if (!unit.unsynchronised) {
-    unit.unsynchronised = allocate_gradient(unit, static_cast<std::size_t>(count) * size_of(dtype));
-  }
-  join(unit.unsynchronised_writable);
+void Runtime::add_to_local_sum(Unit& unit) {
+  UnitState& state = state_of(unit);
+  join(state.local_sum.writable);
   TESSERA_LAUNCH(device_, cast,
-                 {unit.gradient_storage()->data(), unit.unsynchronised->data(), count,
-                  unit.gradient_dtype(), dtype, 1.0f, unit.unsynchronised_is_set});
-  unit.unsynchronised_is_set = true;
+                 {unit.gradient_storage()->data(), state.local_sum.buffer->data(),
+                  unit.layout().gradient_elements(), unit.gradient_dtype(),
+                  local_sum_dtype_of(unit.layout(), options_), 1.0f, state.local_sum_is_set});
+  state.local_sum_is_set = true;
 }
 
-void Runtime::enqueue_reduction(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer,
-                                DType dtype) {
-  Tensor& out = unit.gradient_shard();
+void Runtime::reduce_local_sum(Unit& unit) {
+  UnitState& state = state_of(unit);
+  const Reduced reduced =
+      enqueue_reduction(unit, state.local_sum.buffer, local_sum_dtype_of(unit.layout(), options_));
+  last_reduction_ = reduced.done;
+  state.local_sum.writable = reduced.writable;
+  state.local_sum_is_set = false;
+}
+
+Runtime::Reduced Runtime::enqueue_reduction(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer,
+                                            DType dtype) {
   unit.prepare_to_accumulate();
   const comm::Tag tag{pass_, static_cast<std::uint32_t>(unit.index()), comm::Phase::reduce};
-  comm::Reduction last{dtype, out.dtype(), reduction_group_, 1.0f / static_cast<float>(world_size_),
+  Reduced reduced;
+  reduced.done = enqueue(*reduce_stream_, reduction_of(unit, buffer, dtype, tag));
+  comm::Communicator& group = first_reduction_group();
+  reduced.writable =
+      enqueue(*reduce_stream_, [&group, buffer, tag] { group.acquire(*buffer, tag); });
+  unit.mark_gradient_set();
+  count_reduction(unit, dtype, unit.gradient_shard().dtype());
+  return reduced;
+}
+
+std::function<void()> Runtime::reduction_of(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer,
+                                            DType dtype, comm::Tag tag) {
+  const DType sums = unit.gradient_shard().dtype();
+  comm::Reduction last{dtype, sums, reduction_group_, 1.0f / static_cast<float>(world_size_),
                        unit.gradient_is_set()};
-  const std::int64_t count = unit.local_gradient_elements();
-  std::function<void()> work;
   if (shards_ == 1) {
-    work = [this, &unit, buffer, last, tag] {
+    return [this, &unit, buffer, last, tag] {
       reduce_replicas_->all_reduce(*buffer, unit.layout().gradient_elements(),
                                    unit.gradient_shard().data(), last, tag);
     };
-  } else if (replicas() == 1) {
-    work = [this, &unit, buffer, last, tag] {
+  }
+  if (replicas() == 1) {
+    return [this, &unit, buffer, last, tag] {
       reduce_group_->reduce_scatter(*buffer, unit.reduced_ranges(unit.gradient_shard().data()),
                                     last, tag);
     };
-  } else {  // sums of the group first, unscaled and in fp32; then the sums of the groups
-    comm::Reduction first{dtype, out.dtype(), reduction_group_ < shards_ ? reduction_group_ : 0,
-                          1.0f, false};
-    allocate_partial_sums();
-    last.in_dtype = out.dtype();
-    last.group = reduction_group_ > shards_ ? reduction_group_ / shards_ : 0;
-    work = [this, &unit, buffer, first, last, tag, count] {
-      reduce_replicas_->acquire(*partial_sums_);
-      reduce_group_->reduce_scatter(*buffer, unit.reduced_ranges(partial_sums_->data()), first,
-                                    tag);
-      reduce_replicas_->all_reduce(*partial_sums_, count, unit.gradient_shard().data(), last, tag);
-    };
   }
-  last_reduction_ = enqueue(*reduce_stream_, std::move(work));
-  comm::Communicator& group = shards_ == 1 ? *reduce_replicas_ : *reduce_group_;
-  writable_again_ = enqueue(*reduce_stream_, [&group, buffer] { group.acquire(*buffer); });
-  if (buffer == unit.unsynchronised) unit.unsynchronised_writable = writable_again_;
-  unit.mark_gradient_set();
-
-  count_reduction(unit, dtype, out.dtype());
-}
-
-// Once, for the largest unit.
-void Runtime::allocate_partial_sums() {
-  if (partial_sums_) return;
-  std::size_t largest = 0;
-  for (const auto& unit : units_) {
-    largest = std::max(largest,
-                       static_cast<std::size_t>(unit->local_gradient_elements()) * sizeof(double));
-  }
-  run(*reduce_stream_, [&] {
-    partial_sums_ = reduce_replicas_->allocate("partial sums", largest, comm::Sharing::per_rank);
-  });
-  count_buffer(*partial_sums_);
+  // Sums of the group first, unscaled and in fp32; then the sums of the groups.
+  const comm::Reduction first{dtype, sums, reduction_group_ < shards_ ? reduction_group_ : 0, 1.0f,
+                              false};
+  last.in_dtype = sums;
+  last.group = reduction_group_ > shards_ ? reduction_group_ / shards_ : 0;
+  return [this, &unit, buffer, first, last, tag] {
+    reduce_replicas_->acquire(*partial_sums_, tag);
+    reduce_group_->reduce_scatter(*buffer, unit.reduced_ranges(partial_sums_->data()), first, tag);
+    reduce_replicas_->all_reduce(*partial_sums_, unit.local_gradient_elements(),
+                                 unit.gradient_shard().data(), last, tag);
+  };
 }
 
 void Runtime::count_reduction(const Unit& unit, DType wire, DType sums) {
@@ -193,22 +154,44 @@ void Runtime::count_reduction(const Unit& unit, DType wire, DType sums) {
 }
 
 void Runtime::at_end_of_backward() {
-  end_expected_ = false;
+  set_step_position({comm::Phase::optimizer, {}});
   for (auto it = units_.rbegin(); it != units_.rend(); ++it) {
     reduce(**it);
     // Sums of no_sync passes wait for the next pass that synchronises, whether it used the unit or
     // not.
-    if (synchronise_ && (*it)->unsynchronised_is_set) reduce_unsynchronised(**it);
-    (*it)->pending_backwards = 0;
+    if (synchronise_ && state_of(**it).local_sum_is_set) reduce_local_sum(**it);
   }
   join(last_reduction_);
-  if (row_.unsharded != Unsharded::until_step) {
-    for (const auto& unit : units_) reshard(*unit);
+  if (row_.gathered != Gathered::until_step) {
+    for (const auto& unit : units_) {
+      if (!stays_until_synchronised(*unit)) reshard_unless_used(*unit);
+    }
   }
-  if (!current_order_.empty()) {
-    forward_order_ = std::move(current_order_);
-    current_order_.clear();
+  order_.end_backward(backward_calls_);
+  end_pass();
+}
+
+// An exception ended the pass: gradients that are not reduced yet are dropped. What was reduced
+// stays. The device may have failed: nothing is put into its queues.
+void Runtime::abandon_backward() {
+  for (const auto& unit : units_) {
+    if (state_of(*unit).gradient_buffer) give_gradient_back(*unit, {});
   }
+  order_.abandon();
+  end_pass();
+  // Whoever catches the exception may read what was reduced.
+  try {
+    join(last_reduction_);
+  } catch (const std::exception&) {
+    // A failure of the reductions: what ended the pass, or what the next use of the stream says.
+  }
+}
+
+void Runtime::end_pass() {
+  end_expected_ = false;
+  backward_calls_.clear();
+  next_backward_ = 0;
+  for (UnitState& state : states_) state.open_backwards = state.awaited_backwards = 0;
   ++pass_;
 }
 

@@ -1,84 +1,157 @@
 // Gathering and freeing parameters around forwards and backwards.
 #include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <utility>
 
 #include "engine/autograd.h"
 #include "kernels/base/error.h"
 #include "sharding/runtime.h"
+#include "sharding/step_position.h"
 
 namespace tessera {
 namespace {
 
-// One that is computed with, one that is gathered, one that the slowest rank still reads.
-constexpr std::size_t minimum_parameter_buffers = 3;
+// Counts a call that begins, unless an exception ends it at once.
+class Opening {
+ public:
+  explicit Opening(int& open) : open_(open) { ++open_; }
+  ~Opening() {
+    if (!done_) --open_;
+  }
+  Opening(const Opening&) = delete;
+  Opening& operator=(const Opening&) = delete;
+  void succeed() { done_ = true; }
+
+ private:
+  int& open_;
+  bool done_ = false;
+};
 
 }  // namespace
 
-void Runtime::before_forward(Unit& unit) {
-  if (!unit.is_root()) {
-    // A unit that comes again begins a new forward (evaluation has no backward that would say so).
-    if (std::find(current_order_.begin(), current_order_.end(), &unit) != current_order_.end()) {
-      forward_order_ = std::move(current_order_);
-      current_order_.clear();
-    }
-    current_order_.push_back(&unit);
+void Runtime::before_forward(Unit& unit, const ModuleCall& call) {
+  set_step_position({call.recompute ? comm::Phase::backward : comm::Phase::forward, unit.name()});
+  Opening opening(state_of(unit).open_forwards);
+  if (call.recompute) {  // no step of a forward: the backward has its own order
+    gather(unit, comm::Phase::backward);
+    if (options_.backward_prefetch == BackwardPrefetch::pre) prefetch_recomputation(call);
+  } else {
+    order_.begin_call(unit.index(), call.number, grad_enabled());
+    gather(unit, comm::Phase::forward);
+    if (options_.forward_prefetch) prefetch_forward();
   }
-  gather(unit, comm::Phase::forward);
-  if (options_.forward_prefetch) prefetch_forward(unit);
   await_gather(unit);
+  opening.succeed();
 }
 
-void Runtime::after_forward(Unit& unit) {
+void Runtime::after_forward(Unit& unit, const ModuleCall& call) {
+  if (!call.recompute) set_step_position({comm::Phase::forward, {}});
+  --state_of(unit).open_forwards;
+  if (call.recompute) return;  // its backward comes next, and needs the parameters
   if (!grad_enabled()) {
-    if (row_.unsharded != Unsharded::until_step) reshard(unit);
+    if (row_.gathered != Gathered::until_step) reshard_unless_used(unit);
     return;
   }
-  ++unit.pending_backwards;
   // The last unit of a forward is the first of the backward: it stays.
-  if (row_.unsharded == Unsharded::per_pass && !is_last_in_forward(unit)) reshard(unit);
+  if (row_.gathered == Gathered::per_pass && !stays_after_forward(unit)) reshard_unless_used(unit);
 }
 
-void Runtime::before_backward(Unit& unit) {
+void Runtime::abandon_forward(Unit& unit, const ModuleCall& /*call*/) {
+  --state_of(unit).open_forwards;
+  order_.abandon();
+}
+
+// Memory is taken and given back by calls; the root has none, and comes when it is needed. What
+// needs it is a forward: whoever only reads asks Storage::require_present().
+void Runtime::use_root() {
+  Unit& root = *units_.front();
+  if (autograd::in_backward()) {
+    gather(root, comm::Phase::backward);
+  } else {
+    order_.begin_call(root.index(), 0, grad_enabled());
+    gather(root, comm::Phase::forward);
+    if (options_.forward_prefetch) prefetch_forward();
+  }
+  await_gather(root);
+}
+
+void Runtime::expect_backward(Unit& unit, const ModuleCall& call) {
   expect_end_of_backward();
-  gather(unit, comm::Phase::backward);
-  if (options_.backward_prefetch == BackwardPrefetch::pre) prefetch_backward(unit);
-  await_gather(unit);
+  ++state_of(unit).awaited_backwards;
+  backward_calls_.push_back({unit.index(), call.number});
 }
 
-void Runtime::after_backward(Unit& unit) {
-  if (options_.backward_prefetch == BackwardPrefetch::post) prefetch_backward(unit);
-  unit.pending_backwards = std::max(0, unit.pending_backwards - 1);
-  if (row_.unsharded == Unsharded::per_pass ||
-      (row_.unsharded == Unsharded::until_backward && unit.pending_backwards == 0)) {
-    reshard(unit);
+void Runtime::before_backward(Unit& unit, const ModuleCall& /*call*/) {
+  set_step_position({comm::Phase::backward, unit.name()});
+  Opening opening(state_of(unit).open_backwards);
+  ++next_backward_;
+  gather(unit, comm::Phase::backward);
+  if (options_.backward_prefetch == BackwardPrefetch::pre) prefetch_backward();
+  await_gather(unit);
+  lend_gradient(unit);
+  opening.succeed();
+}
+
+void Runtime::after_backward(Unit& unit, const ModuleCall& /*call*/) {
+  set_step_position({comm::Phase::backward, {}});
+  UnitState& state = state_of(unit);
+  --state.open_backwards;
+  --state.awaited_backwards;
+  if (options_.backward_prefetch == BackwardPrefetch::post) prefetch_backward();
+  const bool again = next_backward_ < backward_calls_.size() &&
+                     backward_calls_[next_backward_].unit == unit.index();
+  if ((row_.gathered == Gathered::per_pass && !again) ||
+      (row_.gathered == Gathered::until_backward && state.awaited_backwards == 0 &&
+       !stays_until_synchronised(unit))) {
+    reshard_unless_used(unit);
   }
   // A unit that was called several times is reduced once, under every strategy.
-  if (unit.pending_backwards == 0 && row_.reduce == ReduceAt::unit_backward) reduce(unit);
+  if (state.awaited_backwards == 0 && row_.reduce == ReduceAt::unit_backward) reduce(unit);
 }
 
-void Runtime::gather(Unit& unit, comm::Phase phase) {
-  if (unit.state != ParameterState::sharded || unit.layout().slots().empty()) return;
-  std::shared_ptr<comm::Buffer> buffer;
-  if (shares_pool(unit) && !free_parameter_buffers_.empty()) {
-    buffer = std::move(free_parameter_buffers_.back());
-    free_parameter_buffers_.pop_back();
-  } else if (!shares_pool(unit) && unit.own_parameter_buffer) {
-    buffer = unit.own_parameter_buffer;
-  } else {
-    const std::size_t bytes = shares_pool(unit) ? pool_parameter_bytes_ : unit.layout().bytes();
-    run(*gather_stream_,
-        [&] { buffer = gather_group_->allocate("parameters", bytes, comm::Sharing::one_copy); });
-    count_buffer(*buffer);
-    if (shares_pool(unit)) {
-      ++parameter_buffers_;
-    } else {
-      unit.own_parameter_buffer = buffer;
-    }
+void Runtime::gather(Unit& unit, comm::Phase phase, Need need) {
+  if (state_of(unit).parameters != ParameterState::sharded) return;
+  if (unit.layout().slots().empty()) return;
+  if (take_parameter_buffer(unit, need)) start_gather(unit, phase);
+}
+
+bool Runtime::take_parameter_buffer(Unit& unit, Need need) {
+  UnitState& state = state_of(unit);
+  if (state.own_parameters) {
+    state.parameter_buffer = state.own_parameters;
+    state.owner = BufferOwner::unit;
+    return true;
   }
-  unit.parameter_buffer = buffer;
-  unit.state = ParameterState::gathering;
+  if (free_parameter_buffers_.empty() && !evict_an_idle_unit()) {
+    if (need == Need::soon) return false;
+    // More units are under way together than lie inside one another: modules that call modules
+    // which are not theirs.
+    free_parameter_buffers_.push_back(allocate_parameters(pool_parameter_bytes_));
+  }
+  state.parameter_buffer = std::move(free_parameter_buffers_.back());
+  free_parameter_buffers_.pop_back();
+  state.owner = BufferOwner::pool;
+  in_pool_.push_back(&unit);
+  return true;
+}
+
+// A unit that is whole though nothing computes with it: it was kept for a backward that did not
+// come, or prefetched for a call that did not.
+bool Runtime::evict_an_idle_unit() {
+  const auto idle = std::find_if(in_pool_.begin(), in_pool_.end(),
+                                 [this](const Unit* unit) { return !state_of(*unit).in_use(); });
+  if (idle == in_pool_.end()) return false;
+  reshard(**idle);
+  return true;
+}
+
+void Runtime::start_gather(Unit& unit, comm::Phase phase) {
+  UnitState& state = state_of(unit);
+  state.parameters = ParameterState::gathering;
   const comm::Tag tag{pass_, static_cast<std::uint32_t>(unit.index()), phase};
-  unit.gathered = enqueue(*gather_stream_, [this, &unit, buffer, tag] {
-    gather_group_->acquire(*buffer);
+  state.gathered = enqueue(*gather_stream_, [this, &unit, buffer = state.parameter_buffer, tag] {
+    gather_group_->acquire(*buffer, tag);
     unit.write_share(buffer->data() +
                      static_cast<std::size_t>(unit.shard()) * unit.layout().share_bytes());
     gather_group_->all_gather(*buffer, unit.layout().bytes(), tag);
@@ -89,74 +162,127 @@ void Runtime::gather(Unit& unit, comm::Phase phase) {
 }
 
 void Runtime::await_gather(Unit& unit) {
-  if (unit.state != ParameterState::gathering) return;
-  join(unit.gathered);
-  unit.parameter_storage()->attach(unit.parameter_buffer->data());
-  unit.state = ParameterState::unsharded;
+  UnitState& state = state_of(unit);
+  if (state.parameters != ParameterState::gathering) return;
+  join(state.gathered);
+  unit.parameter_storage()->attach(state.parameter_buffer->data());
+  state.parameters = ParameterState::gathered;
 }
 
 void Runtime::reshard(Unit& unit) {
-  if (unit.computes_on_master() || unit.pinned > 0 || unit.state == ParameterState::sharded) return;
+  UnitState& state = state_of(unit);
+  if (unit.computes_on_master() || state.parameters == ParameterState::sharded) return;
   await_gather(unit);
   unit.parameter_storage()->detach();
-  unit.parameter_buffer->release();
-  if (shares_pool(unit)) free_parameter_buffers_.push_back(std::move(unit.parameter_buffer));
-  unit.parameter_buffer.reset();
-  unit.state = ParameterState::sharded;
-}
-
-bool Runtime::is_last_in_forward(const Unit& unit) const {
-  return !forward_order_.empty() && forward_order_.back() == &unit;
-}
-
-void Runtime::prefetch_forward(const Unit& unit) {
-  if (forward_order_.empty()) return;
-  auto next = forward_order_.begin();
-  if (!unit.is_root()) {
-    next = std::find(forward_order_.begin(), forward_order_.end(), &unit);
-    if (next == forward_order_.end()) return;
-    ++next;
+  std::shared_ptr<comm::Buffer> buffer = std::move(state.parameter_buffer);
+  state.parameters = ParameterState::sharded;
+  std::erase(in_pool_, &unit);
+  buffer->release();
+  if (state.owner == BufferOwner::pool) free_parameter_buffers_.push_back(std::move(buffer));
+  if (state.owner != BufferOwner::scope) return;
+  if (options_.keep_unsharded_memory) {
+    state.scope_parameters = std::move(buffer);
+  } else {
+    drop(buffer);
   }
-  if (next != forward_order_.end()) gather(**next, comm::Phase::forward);
 }
 
-void Runtime::prefetch_backward(const Unit& unit) {
-  const auto here = std::find(current_order_.begin(), current_order_.end(), &unit);
-  if (here == current_order_.end() || here == current_order_.begin()) return;
-  gather(**std::prev(here), comm::Phase::backward);
+void Runtime::reshard_unless_used(Unit& unit) {
+  if (held_ == 0 && !state_of(unit).in_use()) reshard(unit);
 }
 
-void Runtime::pin() {
-  if (units_.front()->pinned == 0) buffers_before_pin_ = parameter_buffers_;
+// The units that are expected from here on; the root is among them where it is used late, and stays
+// once it is there.
+bool Runtime::stays_after_forward(const Unit& unit) const {
+  const auto next = std::find_if(order_.next(), order_.end(), [](int index) { return index != 0; });
+  return next == order_.end() ? order_.is_known() : *next == unit.index();
+}
+
+// Between the passes of a no_sync() scope no optimizer changes parameters: what has memory of its
+// own is not gathered again.
+bool Runtime::stays_until_synchronised(const Unit& unit) {
+  return !synchronise_ && state_of(unit).owner == BufferOwner::unit;
+}
+
+void Runtime::prefetch_forward() {
+  for (auto next = order_.next(); next != order_.end(); ++next) {
+    Unit& unit = *units_[static_cast<std::size_t>(*next)];
+    if (unit.is_root() && state_of(unit).parameters != ParameterState::sharded) continue;
+    return gather(unit, comm::Phase::forward, Need::soon);
+  }
+}
+
+void Runtime::prefetch_backward() {
+  if (next_backward_ >= backward_calls_.size()) return;
+  const auto unit = static_cast<std::size_t>(backward_calls_[next_backward_].unit);
+  gather(*units_[unit], comm::Phase::backward, Need::soon);
+}
+
+// A call that runs again: its backward is next, and the one behind that is gathered meanwhile.
+// Where several run again together, they do so in the forward's order before their backwards come.
+void Runtime::prefetch_recomputation(const ModuleCall& call) {
+  const auto first = backward_calls_.begin() + static_cast<std::ptrdiff_t>(next_backward_);
+  const auto here = std::find_if(first, backward_calls_.end(), [&](const CallOrder::Call& other) {
+    return other.number == call.number;
+  });
+  if (here == backward_calls_.end()) return;
+  const auto next = here == first ? std::next(here) : std::prev(here);
+  if (next == backward_calls_.end()) return;
+  gather(*units_[static_cast<std::size_t>(next->unit)], comm::Phase::backward, Need::soon);
+}
+
+void Runtime::hold() {
+  if (held_ == 0) gather_all();
+  ++held_;
+}
+
+// What training has no room for is allocated first, for all units or none.
+void Runtime::gather_all() {
+  std::vector<Unit*> made;
+  std::size_t spare = free_parameter_buffers_.size();
+  try {
+    for (const auto& unit : units_) {
+      UnitState& state = state_of(*unit);
+      if (state.parameters != ParameterState::sharded || state.own_parameters) continue;
+      if (unit->layout().slots().empty()) continue;
+      if (spare > 0) {
+        --spare;
+        continue;
+      }
+      made.push_back(unit.get());
+      if (!state.scope_parameters)
+        state.scope_parameters = allocate_parameters(unit->layout().bytes());
+    }
+  } catch (...) {
+    for (UnitState& state : states_) {
+      if (state.scope_parameters) drop(state.scope_parameters);
+    }
+    throw;
+  }
+  for (Unit* const unit : made) {
+    UnitState& state = state_of(*unit);
+    state.parameter_buffer = std::move(state.scope_parameters);
+    state.owner = BufferOwner::scope;
+    start_gather(*unit, comm::Phase::other);
+  }
   for (const auto& unit : units_) gather(*unit, comm::Phase::other);
+  for (const auto& unit : units_) await_gather(*unit);
+}
+
+void Runtime::let_go() noexcept {
+  if (--held_ > 0 || row_.gathered == Gathered::until_step) return;
   for (const auto& unit : units_) {
-    await_gather(*unit);
-    ++unit->pinned;
+    try {
+      reshard_unless_used(*unit);
+    } catch (const std::exception& error) {  // the device has failed: the next call on it says so
+      std::fprintf(stderr, "after an unsharded scope: %s\n", error.what());
+    }
   }
 }
 
-void Runtime::unpin() {
-  for (const auto& unit : units_) {
-    TESSERA_REQUIRE(unit->pinned > 0, "unpin() without pin()");
-    --unit->pinned;
-    if (row_.unsharded != Unsharded::until_step) reshard(*unit);
-  }
-  if (units_.front()->pinned > 0) return;
-  // What training does not need goes back: the pool stays sized by the largest units.
-  const std::size_t wanted = std::max(buffers_before_pin_, minimum_parameter_buffers);
-  while (parameter_buffers_ > wanted && !free_parameter_buffers_.empty()) {
-    free_parameter_buffers_.pop_back();
-    --parameter_buffers_;
-    --statistics_.buffers;
-    statistics_.buffer_bytes -= pool_parameter_bytes_;
-  }
-}
-
-void Runtime::invalidate() {
-  for (const auto& unit : units_) {
-    TESSERA_REQUIRE(unit->pinned == 0, "parameters cannot change inside an unsharded(model) scope");
-    reshard(*unit);
-  }
+void Runtime::invalidate(Unit& unit) {
+  TESSERA_REQUIRE(held_ == 0, "parameters cannot change inside an unsharded(model) scope");
+  reshard(unit);
 }
 
 }  // namespace tessera

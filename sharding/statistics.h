@@ -8,7 +8,8 @@ namespace tessera {
 struct CommunicationStatistics {
   std::uint64_t bytes = 0;  // that reached this rank from others: gathers and reductions
   std::uint64_t collectives = 0;
-  std::uint64_t buffers = 0;       // collective buffers held now; a fixed set after the first step
+  std::uint64_t allocations = 0;   // of collective memory; none after construction and no_sync()
+  std::uint64_t buffers = 0;       // collective buffers held now, with the scratch of reductions
   std::uint64_t buffer_bytes = 0;  // of this rank's region, or of the copy that ranks share
   double exposed_seconds = 0;      // the compute stream stood still for a collective
   double busy_seconds = 0;         // side streams were at work, hidden or not

@@ -19,7 +19,7 @@ enum class Strategy : std::uint8_t {
 // Which ranks hold one copy between them.
 enum class ShardGroup : std::uint8_t { self, group, world };
 // How long gathered parameters stay.
-enum class Unsharded : std::uint8_t {
+enum class Gathered : std::uint8_t {
   per_pass,        // from a forward to its end, and again for the backward
   until_backward,  // from the forward until the unit's backward is done
   until_step,      // until the optimizer changes them
@@ -31,23 +31,23 @@ struct StrategyRow {
   Strategy strategy;
   std::string_view name;  // Accelerate's and torch's name
   ShardGroup shards;
-  Unsharded unsharded;
+  Gathered gathered;
   ReduceAt reduce;
 };
 
 inline constexpr StrategyRow strategy_table[] = {
-    {Strategy::no_shard, "NO_SHARD", ShardGroup::self, Unsharded::until_step,
+    {Strategy::no_shard, "NO_SHARD", ShardGroup::self, Gathered::until_step,
      ReduceAt::unit_backward},
-    {Strategy::shard_optimizer, "SHARD_OPTIMIZER", ShardGroup::world, Unsharded::until_step,
+    {Strategy::shard_optimizer, "SHARD_OPTIMIZER", ShardGroup::world, Gathered::until_step,
      ReduceAt::end_of_backward},
-    {Strategy::shard_grad_op, "SHARD_GRAD_OP", ShardGroup::world, Unsharded::until_backward,
+    {Strategy::shard_grad_op, "SHARD_GRAD_OP", ShardGroup::world, Gathered::until_backward,
      ReduceAt::unit_backward},
-    {Strategy::full_shard, "FULL_SHARD", ShardGroup::world, Unsharded::per_pass,
+    {Strategy::full_shard, "FULL_SHARD", ShardGroup::world, Gathered::per_pass,
      ReduceAt::unit_backward},
-    {Strategy::hybrid_shard, "HYBRID_SHARD", ShardGroup::group, Unsharded::per_pass,
+    {Strategy::hybrid_shard, "HYBRID_SHARD", ShardGroup::group, Gathered::per_pass,
      ReduceAt::unit_backward},
     {Strategy::hybrid_shard_zero2, "HYBRID_SHARD_ZERO2", ShardGroup::group,
-     Unsharded::until_backward, ReduceAt::unit_backward},
+     Gathered::until_backward, ReduceAt::unit_backward},
 };
 
 constexpr const StrategyRow& row_of(Strategy strategy) {

@@ -4,19 +4,13 @@
 #include <algorithm>
 
 #include "engine/launch.h"
+#include "engine/memory_kind.h"
 #include "engine/queue.h"
 #include "kernels/base/error.h"
+#include "sharding/buffer_plan.h"
 
 namespace tessera {
 namespace {
-
-DType sum_dtype(const UnitLayout& layout) {
-  const bool fp64 =
-      std::any_of(layout.slots().begin(), layout.slots().end(), [](const UnitLayout::Slot& slot) {
-        return slot.spec.trainable && slot.spec.master_dtype == float64;
-      });
-  return fp64 ? float64 : float32;
-}
 
 // Values of a `meta` parameter, rounded to its own dtype first as those of one in memory are.
 void fill_as(const Tensor& source, ElementRange part, std::byte* out, DType dtype, Device device) {
@@ -25,6 +19,7 @@ void fill_as(const Tensor& source, ElementRange part, std::byte* out, DType dtyp
     initializer.fill(out, dtype, part.first, part.count, device);
     return;
   }
+  const MemoryScope kind(MemoryKind::other);
   const Tensor rounded = Tensor::empty({part.count}, source.dtype(), device);
   initializer.fill(rounded.data(), source.dtype(), part.first, part.count, device);
   TESSERA_LAUNCH(device, cast,
@@ -40,18 +35,19 @@ Tensor part_on(Device device, const Tensor& source, ElementRange part) {
 
 }  // namespace
 
-Unit::Unit(std::string name, int index, nn::Module& root,
-           const std::vector<nn::NamedParameter>& parameters,
+Unit::Unit(std::string name, int index, const std::vector<OwnedParameter>& parameters,
            const std::vector<ParameterSpec>& specs, int shards, int shard, Device device)
     : name_(std::move(name)),
       index_(index),
       layout_(specs, shards),
       shard_(shard),
       device_(device) {
+  const MemoryScope kind(MemoryKind::parameters);
   for (std::size_t s = 0; s < layout_.segments().size(); ++s) {
     const auto& segment = layout_.segments()[s];
     const ElementRange range = layout_.local(static_cast<int>(s), shard_);
     masters_.push_back(Tensor::zeros({range.count}, segment.master_dtype, device_));
+    masters_.back().storage()->set_padded_to(parameter_alignment);
     if (!segment.trainable) continue;
     local_segments_.push_back({static_cast<int>(s), range, local_gradient_elements_});
     local_gradient_elements_ +=
@@ -59,14 +55,10 @@ Unit::Unit(std::string name, int index, nn::Module& root,
   }
   fill_master(parameters);
   const auto& segments = layout_.segments();
-  computes_on_master_ =
-      shards == 1 && segments.size() == 1 && segments[0].compute_dtype == segments[0].master_dtype;
+  computes_on_master_ = tessera::computes_on_master(layout_);
   parameters_ = Storage::lent(layout_.bytes(), device_,
                               name_.empty() ? std::string("the root unit") : "unit " + name_);
-  if (computes_on_master_) {
-    parameters_->attach(masters_[0].data());
-    state = ParameterState::unsharded;
-  }
+  if (computes_on_master_) parameters_->attach(masters_[0].data());
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto& slot = layout_.slots()[i];
     const auto& segment = segments[static_cast<std::size_t>(slot.segment)];
@@ -74,13 +66,15 @@ Unit::Unit(std::string name, int index, nn::Module& root,
                                                          size_of(segment.compute_dtype);
     Tensor view = Tensor::view_of(parameters_, offset, slot.spec.shape, segment.compute_dtype);
     view.impl()->requires_grad = slot.spec.trainable;
-    root.replace_parameter(parameters[i].tensor, view);
+    for (nn::Module* place : parameters[i].places) {
+      place->replace_own_parameter(parameters[i].tensor, view);
+    }
     views_.push_back(view);
   }
   create_local_tensors();
 }
 
-void Unit::fill_master(const std::vector<nn::NamedParameter>& parameters) {
+void Unit::fill_master(const std::vector<OwnedParameter>& parameters) {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto& slot = layout_.slots()[i];
     const ElementRange part = layout_.local_of(slot, shard_);
@@ -98,6 +92,7 @@ void Unit::fill_master(const std::vector<nn::NamedParameter>& parameters) {
           parameters[i].name);
       fill_as(source, part, out, dtype, device_);
     } else {
+      const MemoryScope staging(MemoryKind::other);
       const Tensor in = part_on(device_, source, part);
       TESSERA_LAUNCH(device_, cast, {in.data(), out, part.count, in.dtype(), dtype, 1.0f, false});
     }
@@ -116,6 +111,7 @@ void Unit::create_local_tensors() {
     tensor.impl()->requires_grad = slot.spec.trainable;
     local_.push_back({slot.spec.name, tensor, slot.spec.shape});
   }
+  optimizer_segments_ = optim::find_segments(local_);
 }
 
 std::size_t Unit::master_bytes() const {
@@ -169,19 +165,25 @@ void Unit::zero_gradient_gaps() {
   }
 }
 
+bool Unit::received_gradient() const {
+  return std::any_of(views_.begin(), views_.end(),
+                     [](const Tensor& view) { return view.impl()->grad_ready; });
+}
+
 void Unit::complete_gradient() {
   for (std::size_t i = 0; i < views_.size(); ++i) {
-    if (!gradient_views_[i]) continue;
-    if (!views_[i].impl()->grad_ready) {
-      current_queue(device_).zero(gradient_views_[i].data(), gradient_views_[i].bytes());
-    }
-    views_[i].impl()->grad_ready = false;
+    if (!gradient_views_[i] || views_[i].impl()->grad_ready) continue;
+    current_queue(device_).zero(gradient_views_[i].data(), gradient_views_[i].bytes());
   }
+}
+
+void Unit::forget_gradient() {
+  for (const Tensor& view : views_) view.impl()->grad_ready = false;
 }
 
 std::vector<comm::ReducedRange> Unit::reduced_ranges(std::byte* out) const {
   std::vector<comm::ReducedRange> ranges;
-  const std::size_t size = size_of(sum_dtype(layout_));
+  const std::size_t size = size_of(sum_dtype_of(layout_));
   for (const LocalSegment& local : local_segments_) {
     if (local.range.count == 0) continue;
     const auto& segment = layout_.segments()[static_cast<std::size_t>(local.segment)];
@@ -193,7 +195,8 @@ std::vector<comm::ReducedRange> Unit::reduced_ranges(std::byte* out) const {
 
 Tensor& Unit::gradient_shard() {
   if (gradient_shard_) return gradient_shard_;
-  const DType dtype = sum_dtype(layout_);
+  const DType dtype = sum_dtype_of(layout_);
+  const MemoryScope kind(MemoryKind::gradients);
   gradient_shard_ = Tensor::zeros({local_gradient_elements_}, dtype, device_);
   for (std::size_t i = 0; i < local_.size(); ++i) {
     const auto& slot = layout_.slots()[i];
@@ -218,16 +221,23 @@ bool Unit::gradient_is_set() const {
 }
 
 void Unit::prepare_to_accumulate() {
-  if (!gradient_is_set()) return;
+  const Tensor& shard = gradient_shard();  // an empty one is made here
+  if (!gradient_is_set()) {
+    shard.storage()->set_pending_factor(1.0f);
+    return;
+  }
+  shard.multiply_pending_factor();
   for (const auto& parameter : local_) {
     const auto& data = parameter.tensor.impl();
-    if (!data->requires_grad) continue;
-    if (data->grad_ready) {
-      (void)parameter.tensor.grad();  // multiplies what clipping left for later
-    } else {
-      current_queue(device_).zero(Tensor(data->grad).data(), Tensor(data->grad).bytes());
-    }
+    if (!data->requires_grad || data->grad_ready) continue;
+    current_queue(device_).zero(Tensor(data->grad).data(), Tensor(data->grad).bytes());
   }
+}
+
+void Unit::scale_gradient(float factor) {
+  if (!gradient_is_set()) return;
+  const auto& storage = gradient_shard_.storage();
+  storage->set_pending_factor(storage->pending_factor() * factor);
 }
 
 void Unit::mark_gradient_set() {

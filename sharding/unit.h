@@ -1,8 +1,5 @@
-// One unit at run time: its master shard, the views that the module computes with, and the buffers
-// they point into now.
-//
-// States of the parameters: sharded -> gathering (a collective is under way) -> unsharded ->
-// sharded.
+// One unit: its master shard, the views that the module computes with, and the gradients. Which
+// memory the views point into, and when, is the schedule's (sharding/unit_state.h).
 #pragma once
 
 #include <memory>
@@ -10,22 +7,20 @@
 #include <vector>
 
 #include "engine/nn/module.h"
-#include "engine/stream.h"
+#include "engine/optim/segments.h"
 #include "sharding/comm/communicator.h"
 #include "sharding/layout.h"
+#include "sharding/module_tree.h"
 
 namespace tessera {
 
-enum class ParameterState : std::uint8_t { sharded, gathering, unsharded };
-
 class Unit {
  public:
-  // Takes the module's parameters: fills the master shard with this shard's part of their values
+  // Takes the modules' parameters: fills the master shard with this shard's part of their values
   // (or draws it, for `meta` parameters) and puts views of a lent storage in their place. Master
   // shard and views lie on `device`, wherever the parameters did.
-  Unit(std::string name, int index, nn::Module& root,
-       const std::vector<nn::NamedParameter>& parameters, const std::vector<ParameterSpec>& specs,
-       int shards, int shard, Device device);
+  Unit(std::string name, int index, const std::vector<OwnedParameter>& parameters,
+       const std::vector<ParameterSpec>& specs, int shards, int shard, Device device);
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;
 
@@ -39,14 +34,17 @@ class Unit {
   // This rank's fp32 parameters and gradients, a tensor for each parameter (perhaps empty): what
   // optimizers see.
   [[nodiscard]] const std::vector<nn::NamedParameter>& local_parameters() const { return local_; }
+  // The same as runs of memory.
+  [[nodiscard]] const std::vector<optim::Segment>& optimizer_segments() const {
+    return optimizer_segments_;
+  }
   [[nodiscard]] const std::vector<Tensor>& views() const { return views_; }
   [[nodiscard]] std::size_t master_bytes() const;
   [[nodiscard]] std::size_t gradient_bytes() const {
     return gradient_shard_ ? gradient_shard_.bytes() : 0;
   }
 
-  // Whether the master shard itself serves as the unsharded parameters (one shard, nothing to
-  // cast): never gathered.
+  // Whether the master shard itself serves as the gathered parameters: never gathered.
   [[nodiscard]] bool computes_on_master() const { return computes_on_master_; }
   // Writes this shard's share of the flat buffer, cast to the compute dtype, in the calling
   // thread's current queue.
@@ -62,19 +60,25 @@ class Unit {
   [[nodiscard]] std::size_t gradient_buffer_bytes() const {
     return static_cast<std::size_t>(layout_.gradient_elements()) * size_of(gradient_dtype_);
   }
-  // Zeroes what no parameter covers, and parameters that got no gradient; marks the views as
-  // without gradient again.
+  // Zeroes what no parameter covers.
   void zero_gradient_gaps();
+  // Whether backward has written a gradient since the last forget_gradient().
+  [[nodiscard]] bool received_gradient() const;
+  // Zeroes parameters that got no gradient.
   void complete_gradient();
+  // Marks the views as without gradient; touches no memory.
+  void forget_gradient();
   // Where this shard's sums go.
   [[nodiscard]] std::vector<comm::ReducedRange> reduced_ranges(std::byte* out) const;
-  [[nodiscard]] Tensor& gradient_shard();  // fp32 (fp64), made on first use
+  [[nodiscard]] Tensor& gradient_shard();  // fp32 (fp64), made by the first call
   // Whether the shard holds gradients since the last zero_grad.
   [[nodiscard]] bool gradient_is_set() const;
   void mark_gradient_set();
   // Before more is added: what zero_grad has dropped of single parameters is zeroed, and a factor
   // that concerns only what is there is multiplied in.
   void prepare_to_accumulate();
+  // Clipping: multiplies what the shard holds, when it is read.
+  void scale_gradient(float factor);
   // Elements of the local gradient, and the part that each trainable segment takes there.
   [[nodiscard]] std::int64_t local_gradient_elements() const { return local_gradient_elements_; }
   struct LocalSegment {
@@ -84,22 +88,8 @@ class Unit {
   };
   [[nodiscard]] const std::vector<LocalSegment>& local_segments() const { return local_segments_; }
 
-  // What the runtime keeps of the unit.
-  ParameterState state = ParameterState::sharded;
-  std::shared_ptr<comm::Buffer> parameter_buffer;      // while gathering or unsharded
-  std::shared_ptr<comm::Buffer> own_parameter_buffer;  // of units that do not share the pool
-  Event gathered;
-  std::shared_ptr<comm::Buffer> gradient_buffer;  // while backward writes into it
-  std::shared_ptr<comm::Buffer> own_gradient_buffer;
-  Event gradient_writable;                       // of own_gradient_buffer
-  std::shared_ptr<comm::Buffer> unsynchronised;  // fp32 sums of no_sync passes
-  Event unsynchronised_writable;
-  bool unsynchronised_is_set = false;
-  int pending_backwards = 0;  // forward calls whose backward has not come yet
-  int pinned = 0;             // unsharded() scopes
-
  private:
-  void fill_master(const std::vector<nn::NamedParameter>& parameters);
+  void fill_master(const std::vector<OwnedParameter>& parameters);
   void create_local_tensors();
 
   std::string name_;
@@ -112,6 +102,7 @@ class Unit {
   std::shared_ptr<Storage> parameters_;
   std::vector<Tensor> views_;
   std::vector<nn::NamedParameter> local_;
+  std::vector<optim::Segment> optimizer_segments_;
   std::shared_ptr<Storage> gradients_;
   DType gradient_dtype_ = DType::float32;
   std::vector<Tensor> gradient_views_;

@@ -3,8 +3,7 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <map>
+#include <cstddef>
 #include <set>
 #include <unordered_map>
 
@@ -13,111 +12,102 @@
 namespace tessera {
 namespace {
 
-bool is_below(const std::string& name, const std::string& ancestor) {
-  return ancestor.empty() || name == ancestor || name.starts_with(ancestor + ".");
+using Chosen = std::vector<bool>;  // by index in the tree
+
+void choose_classes(const ModuleTree& tree, const WrapPolicy& policy, Chosen& chosen) {
+  TESSERA_CHECK(!policy.names.empty(), ErrorCode::configuration,
+                "TRANSFORMER_BASED_WRAP needs the class name of the transformer's layer");
+  const std::set<std::string> wanted(policy.names.begin(), policy.names.end());
+  std::set<std::string> classes;
+  for (std::size_t i = 0; i < tree.modules().size(); ++i) {
+    const std::string name = tree.modules()[i].module->class_name();
+    classes.insert(name);
+    chosen[i] = wanted.contains(name);
+  }
+  for (const std::string& name : policy.names) {
+    TESSERA_CHECK(classes.contains(name), ErrorCode::configuration,
+                  "TRANSFORMER_BASED_WRAP: no module of class {} in the model; its classes are {}",
+                  name, fmt::join(classes, ", "));
+  }
 }
 
-std::int64_t count_parameters(const nn::Module& module) {
-  std::int64_t total = 0;
-  for (const auto& parameter : module.named_parameters()) total += parameter.shape.elements();
-  return total;
+void choose_listed(const ModuleTree& tree, const WrapPolicy& policy, Chosen& chosen) {
+  std::unordered_map<std::string, std::size_t> by_name;
+  std::vector<std::string> names;
+  for (const auto& entry : tree.modules()) {
+    by_name.emplace(entry.name, by_name.size());
+    names.push_back(entry.name);
+  }
+  for (const std::string& wanted : policy.names) {
+    const auto found = by_name.find(wanted);
+    TESSERA_CHECK(found != by_name.end(), ErrorCode::configuration,
+                  "no module \"{}\" in the model; its modules are {}", wanted,
+                  fmt::join(names, ", "));
+    chosen[found->second] = true;
+  }
 }
 
-// Innermost first: a module becomes a unit when what is left of it (units below taken out) reaches
-// the minimum.
-std::int64_t choose_by_size(nn::Module& module, const std::string& name, std::int64_t minimum,
-                            std::set<std::string>& chosen) {
-  std::int64_t taken = 0;
-  if (!module.is_indivisible()) {
-    for (const auto& [child_name, child] : module.children()) {
-      taken += choose_by_size(*child, name.empty() ? child_name : name + "." + child_name, minimum,
-                              chosen);
+// Innermost first: a module becomes a unit when what it alone is around, without the units inside,
+// reaches the minimum; what cannot be a unit leaves its parameters to the module around it.
+void choose_by_size(const ModuleTree& tree, std::int64_t minimum, Chosen& chosen) {
+  TESSERA_CHECK(minimum > 0, ErrorCode::configuration,
+                "SIZE_BASED_WRAP needs a positive number of parameters, got {}", minimum);
+  std::vector<std::int64_t> rest(tree.modules().size(), 0);
+  for (const OwnedParameter& parameter : tree.parameters()) {
+    rest[tree.around_all(parameter)] += parameter.tensor.elements();
+  }
+  for (auto it = tree.outermost_first().rbegin(); it != tree.outermost_first().rend(); ++it) {
+    const ModuleTree::Entry& entry = tree.modules()[*it];
+    if (rest[*it] >= minimum && entry.module->has_forward() && !entry.inside_fused) {
+      chosen[*it] = true;
+    } else if (*it != 0) {
+      rest[entry.around] += rest[*it];
     }
   }
-  const std::int64_t rest = count_parameters(module) - taken;
-  if (rest < minimum || name.empty()) return taken;
-  chosen.insert(name);
-  return taken + rest;
-}
-
-bool inside_indivisible(const std::vector<std::pair<std::string, nn::Module*>>& modules,
-                        const std::string& name) {
-  return std::any_of(modules.begin(), modules.end(), [&](const auto& entry) {
-    return entry.second->is_indivisible() && entry.first != name && is_below(name, entry.first);
-  });
 }
 
 }  // namespace
 
 std::vector<UnitModule> choose_units(nn::Module& root, const WrapPolicy& policy) {
-  const auto modules = root.named_modules();
-  std::set<std::string> chosen;
-  if (policy.kind == WrapKind::transformer) {
-    TESSERA_CHECK(!policy.names.empty(), ErrorCode::configuration,
-                  "TRANSFORMER_BASED_WRAP needs the class name of the transformer's layer");
-    std::set<std::string> classes;
-    for (const auto& [name, module] : modules) {
-      classes.insert(module->class_name());
-      const bool wanted = std::find(policy.names.begin(), policy.names.end(),
-                                    module->class_name()) != policy.names.end();
-      if (wanted && !name.empty()) chosen.insert(name);
-    }
-    for (const std::string& name : policy.names) {
-      TESSERA_CHECK(
-          classes.contains(name), ErrorCode::configuration,
-          "TRANSFORMER_BASED_WRAP: no module of class {} in the model; its classes are {}", name,
-          fmt::join(classes, ", "));
-    }
-  } else if (policy.kind == WrapKind::list) {
-    for (const std::string& wanted : policy.names) {
-      const bool found = std::any_of(modules.begin(), modules.end(),
-                                     [&](const auto& entry) { return entry.first == wanted; });
-      std::vector<std::string> names;
-      for (const auto& entry : modules) names.push_back(entry.first);
-      TESSERA_CHECK(found, ErrorCode::configuration,
-                    "no module \"{}\" in the model; its modules are {}", wanted,
-                    fmt::join(names, ", "));
-      if (!wanted.empty()) chosen.insert(wanted);
-    }
-  } else if (policy.kind == WrapKind::size) {
-    TESSERA_CHECK(policy.min_parameters > 0, ErrorCode::configuration,
-                  "SIZE_BASED_WRAP needs a positive number of parameters, got {}",
-                  policy.min_parameters);
-    choose_by_size(root, "", policy.min_parameters, chosen);
+  const ModuleTree tree(root);
+  Chosen chosen(tree.modules().size(), false);
+  switch (policy.kind) {
+    case WrapKind::none:
+      break;
+    case WrapKind::transformer:
+      choose_classes(tree, policy, chosen);
+      break;
+    case WrapKind::list:
+      choose_listed(tree, policy, chosen);
+      break;
+    case WrapKind::size:
+      choose_by_size(tree, policy.min_parameters, chosen);
+      break;
   }
-  std::vector<UnitModule> units{{"", &root}};
-  for (const auto& [name, module] : modules) {
-    if (!chosen.contains(name)) continue;
-    TESSERA_CHECK(!inside_indivisible(modules, name), ErrorCode::configuration,
+  chosen[0] = true;
+  std::vector<UnitModule> units;
+  std::vector<std::size_t> unit_of(tree.modules().size(), 0);  // the innermost around each module
+  for (std::size_t i = 0; i < tree.modules().size(); ++i) {
+    const ModuleTree::Entry& entry = tree.modules()[i];
+    if (!chosen[i]) continue;
+    TESSERA_CHECK(!entry.inside_fused, ErrorCode::configuration,
                   "module {} cannot be a unit: a module around it uses its parameters in a fused "
                   "operation; wrap that one",
-                  name);
-    units.push_back({name, module});
+                  entry.name);
+    TESSERA_CHECK(i == 0 || entry.module->has_forward(), ErrorCode::configuration,
+                  "module {} ({}) cannot be a unit: it has no forward that would be called; wrap "
+                  "the modules in it",
+                  entry.name, entry.module->class_name());
+    unit_of[i] = units.size();
+    units.push_back({entry.name, entry.module, {}});
+  }
+  for (const std::size_t i : tree.outermost_first()) {
+    if (!chosen[i]) unit_of[i] = unit_of[tree.modules()[i].around];
+  }
+  for (const OwnedParameter& parameter : tree.parameters()) {
+    units[unit_of[tree.around_all(parameter)]].parameters.push_back(parameter);
   }
   return units;
-}
-
-std::vector<std::vector<nn::NamedParameter>> assign_parameters(
-    nn::Module& root, const std::vector<UnitModule>& units) {
-  // Every place where a parameter is registered, as the name of the module that holds it.
-  std::unordered_map<const void*, std::vector<std::string>> places;
-  for (const auto& [module_name, module] : root.named_modules()) {
-    for (const auto& [name, tensor] : module->own_parameters())
-      places[tensor.impl().get()].push_back(module_name);
-  }
-  std::vector<std::vector<nn::NamedParameter>> owned(units.size());
-  for (const auto& parameter : root.named_parameters()) {
-    std::size_t best = 0;  // the root is around everything
-    for (std::size_t i = 1; i < units.size(); ++i) {
-      const auto& where = places[parameter.tensor.impl().get()];
-      const bool around_all =
-          std::all_of(where.begin(), where.end(),
-                      [&](const std::string& place) { return is_below(place, units[i].name); });
-      if (around_all && units[i].name.size() >= units[best].name.size()) best = i;
-    }
-    owned[best].push_back(parameter);
-  }
-  return owned;
 }
 
 }  // namespace tessera

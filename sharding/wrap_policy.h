@@ -5,15 +5,15 @@
 #include <string>
 #include <vector>
 
-#include "engine/nn/module.h"
+#include "sharding/module_tree.h"
 
 namespace tessera {
 
 enum class WrapKind : std::uint8_t {
   none,         // NO_WRAP: the root alone
   transformer,  // TRANSFORMER_BASED_WRAP: every module of the named classes
-  size,         // SIZE_BASED_WRAP: modules that reach min_parameters, innermost first
-  list,         // modules by full name
+  size,  // SIZE_BASED_WRAP: modules with a forward that reach min_parameters, innermost first
+  list,  // modules by full name
 };
 
 struct WrapPolicy {
@@ -33,18 +33,19 @@ struct WrapPolicy {
   }
 };
 
-// The modules that become units, root first, then in the order of the tree. A class or module that
-// is nowhere in the tree is an Error(configuration) that lists what there is.
+// The modules that become units, root first, then in the order of the tree, with the parameters
+// that each owns: those whose innermost unit around all places it is. A parameter that only
+// modules of one unit register or read is that unit's; one that is registered in several units
+// (tied, or its module is in both) or read by another goes to the innermost unit around all.
+//
+// A module without a forward (a list), or with parameters that a module around it uses in a fused
+// operation, is never chosen by size, and refused when it is named. A class or module that is
+// nowhere in the tree is an Error(configuration) that lists what there is.
 struct UnitModule {
   std::string name;  // "" for the root
   nn::Module* module = nullptr;
+  std::vector<OwnedParameter> parameters;
 };
 std::vector<UnitModule> choose_units(nn::Module& root, const WrapPolicy& policy);
-
-// For each unit the parameters it owns: those registered in its modules and in no unit below. A
-// parameter that is registered in several units (tied) goes to the innermost unit around all of
-// them.
-std::vector<std::vector<nn::NamedParameter>> assign_parameters(
-    nn::Module& root, const std::vector<UnitModule>& units);
 
 }  // namespace tessera

@@ -33,6 +33,11 @@ add_test(NAME cli/completion
          COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/cli/completion_test.py
                  $<TARGET_FILE:tessera_program> ${PROJECT_SOURCE_DIR}/cli/completion.bash)
 set_tests_properties(cli/completion PROPERTIES LABELS "cli;quick" TIMEOUT 60)
+# Recipes that no example thought of; for hours, with another seed each time: scripts/random-recipes --seconds 10000
+add_test(NAME cli/random_recipes
+         COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/scripts/random-recipes --seconds 30 --seed 1
+                 --program $<TARGET_FILE:tessera_program>)
+set_tests_properties(cli/random_recipes PROPERTIES LABELS "cli;slow" TIMEOUT 600 PROCESSORS 2)
 # What a document says of the program's keys.
 add_test(NAME consumer/from_accelerate
          COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/consumer/from_accelerate_test.py

@@ -63,7 +63,10 @@ std::byte* Arena::take(std::size_t bytes) {
     {
       const std::lock_guard lock(mutex_);
       take_back_what_is_idle();
-      if (const auto offset = free_.take(bytes)) return base_ + *offset;
+      if (const auto offset = free_.take(bytes)) {
+        peak_taken_ = std::max(peak_taken_, bytes_ - free_.free_bytes());
+        return base_ + *offset;
+      }
       if (in_flight_.empty()) return nullptr;
       oldest = in_flight_.front().uses;
     }
@@ -112,6 +115,11 @@ void Arena::remove(const QueueContext& queue) {
 void Arena::give_back_idle(std::byte* block, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   free_.give_back(static_cast<std::size_t>(block - base_), bytes);
+}
+
+MemorySource::Taken Arena::taken() const {
+  const std::lock_guard lock(mutex_);
+  return {bytes_ - free_.free_bytes(), peak_taken_};
 }
 
 std::string Arena::shortage() const {

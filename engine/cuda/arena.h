@@ -31,6 +31,8 @@ class Arena final : public MemorySource {
   void give_back(std::byte* block, std::size_t bytes) override;
   // The same for a block that no queue has work on any more: nobody waits.
   void give_back_idle(std::byte* block, std::size_t bytes);
+  // What was given back and may still be worked on counts as out.
+  [[nodiscard]] Taken taken() const override;
   [[nodiscard]] std::string shortage() const override;
 
   // The queues whose work on blocks is waited for; each from its making to its end.
@@ -56,6 +58,7 @@ class Arena final : public MemorySource {
   std::byte* base_ = nullptr;
   mutable std::mutex mutex_;
   FreeRanges free_{0};
+  std::size_t peak_taken_ = 0;
   std::vector<const QueueContext*> queues_;
   std::list<InFlight> in_flight_;  // in the order in which they were given back
 };

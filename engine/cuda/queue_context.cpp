@@ -61,12 +61,11 @@ void QueueContext::release_outgrown(bool wait) {
   });
 }
 
-// When the arena has no room, what this queue and the thread's pool hold back is given up first.
+// When the arena has no room, what this queue and all pools hold back is given up first.
 std::byte* QueueContext::take(std::size_t bytes) {
   if (std::byte* memory = arena_->take(bytes)) return memory;
   release_outgrown(true);
-  MemoryPool::current(Device::cuda(device))->trim();
-  std::byte* memory = arena_->take(bytes);
+  std::byte* memory = arena_->obtain(bytes);
   TESSERA_CHECK(memory != nullptr, ErrorCode::out_of_memory,
                 "out of memory: {} bytes asked for by a kernel for its intermediate results{}; use "
                 "a smaller batch, a sharding strategy that holds less, or more ranks",

@@ -57,8 +57,19 @@ std::int64_t TensorLoader::steps_per_epoch() const {
   return options_.drop_last ? samples / global : (samples + global - 1) / global;
 }
 
+std::int64_t TensorLoader::Epochs::take(Rank rank) {
+  const std::lock_guard lock(mutex_);
+  return next_[rank]++;
+}
+
+void TensorLoader::Epochs::set_next(Rank rank, std::int64_t epoch) {
+  TESSERA_REQUIRE(epoch >= 0, "there is no epoch {}", epoch);
+  const std::lock_guard lock(mutex_);
+  next_[rank] = epoch;
+}
+
 TensorLoader::Iterator TensorLoader::begin() {
-  ++epoch_;
+  epoch_ = epochs_->take({rank_, world_size_});
   if (options_.shuffle) {
     order_.resize(static_cast<std::size_t>(dataset_.inputs.size(0)));
     std::iota(order_.begin(), order_.end(), 0);

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include "engine/tensor.h"
 
@@ -23,9 +26,11 @@ struct TensorLoaderOptions {
       false;  // else the last batches of an epoch are filled up with the epoch's first samples
 };
 
-// Iterating is one epoch; each begin() after the first is the next epoch. Telling the generator
-// where the batch lies (engine/random.h) is part of taking one. Batches are on the default device
-// of the thread that takes them.
+// Iterating is one epoch; each begin() after the first is the next epoch, also of a copy and of
+// what for_rank() gives: a loader and its copies count epochs together, for each rank by itself, so
+// that ranks that are threads may share one. Telling the generator where the batch lies
+// (engine/random.h) is part of taking one. Batches are on the default device of the thread that
+// takes them.
 class TensorLoader {
  public:
   TensorLoader(TensorDataset dataset, const TensorLoaderOptions& options);
@@ -33,6 +38,8 @@ class TensorLoader {
   // The same data seen by one rank of a world.
   [[nodiscard]] TensorLoader for_rank(int rank, int world_size) const;
   [[nodiscard]] std::int64_t steps_per_epoch() const;
+  // The next begin() is that of epoch `epoch`, counted from 0: for going on where a run stopped.
+  void set_epoch(std::int64_t epoch) { epochs_->set_next({rank_, world_size_}, epoch); }
   // Of the batch given last: how many of its samples were not filling.
   [[nodiscard]] std::int64_t real_samples() const { return real_samples_; }
 
@@ -55,6 +62,18 @@ class TensorLoader {
   Iterator end() { return {this, steps_per_epoch()}; }
 
  private:
+  // The next epoch of each (rank, world size).
+  class Epochs {
+   public:
+    using Rank = std::pair<int, int>;
+    std::int64_t take(Rank rank);
+    void set_next(Rank rank, std::int64_t epoch);
+
+   private:
+    std::mutex mutex_;
+    std::map<Rank, std::int64_t> next_;
+  };
+
   std::pair<Tensor, Tensor> batch(std::int64_t step);
   [[nodiscard]] std::int64_t sample(std::int64_t position) const;
 
@@ -62,7 +81,8 @@ class TensorLoader {
   TensorLoaderOptions options_;
   int rank_ = 0;
   int world_size_ = 1;
-  std::int64_t epoch_ = -1;
+  std::shared_ptr<Epochs> epochs_ = std::make_shared<Epochs>();
+  std::int64_t epoch_ = -1;  // of the last begin()
   std::int64_t real_samples_ = 0;
   std::vector<std::int64_t> order_;  // of this epoch; empty: as they lie
 };

@@ -8,6 +8,7 @@
 #include <typeinfo>
 #include <unordered_set>
 
+#include "engine/memory_kind.h"
 #include "engine/random.h"
 #include "kernels/base/error.h"
 
@@ -20,8 +21,10 @@ std::string join(const std::string& prefix, const std::string& name) {
   return prefix.empty() ? name : prefix + "." + name;
 }
 
+// `seen` has modules and parameters.
 void collect_parameters(const Module& module, const std::string& prefix,
                         std::unordered_set<const void*>& seen, std::vector<NamedParameter>& out) {
+  if (!seen.insert(&module).second) return;
   for (const auto& [name, tensor] : module.own_parameters()) {
     if (seen.insert(tensor.impl().get()).second) {
       out.push_back({join(prefix, name), tensor, tensor.shape()});
@@ -71,11 +74,17 @@ std::string Module::class_name() const {
   return name;
 }
 
-void Module::replace_parameter(const Tensor& old, const Tensor& tensor) {
-  for (const auto& [name, module] : named_modules()) {
-    for (auto& [parameter_name, parameter] : module->parameters_) {
-      if (parameter.impl() == old.impl()) parameter = tensor;
-    }
+void Module::refuse_recompute() const {
+  misuse("{} cannot be recomputed: an argument of its forward cannot be copied", class_name());
+}
+
+void Module::replace_own_parameter(const Tensor& old, const Tensor& tensor) {
+  const Tensor kept(old.impl());  // `old` may be what is replaced
+  for (auto& [name, parameter] : parameters_) {
+    if (parameter.impl() == kept.impl()) parameter = tensor;
+  }
+  for (Tensor& parameter : read_) {
+    if (parameter.impl() == kept.impl()) parameter = tensor;
   }
 }
 
@@ -97,13 +106,14 @@ const Tensor& Module::parameter(std::string_view name) const {
   return found->second;
 }
 
-void Module::add_child(const std::string& name, std::shared_ptr<Module> child) {
+void Module::add_child(const std::string& name, std::shared_ptr<Module> child, bool has_forward) {
   TESSERA_REQUIRE(!name.empty() && name.find('.') == std::string::npos,
                   "module name \"{}\" in {} is empty or has a dot", name, class_name());
   TESSERA_REQUIRE(child != nullptr, "module {} in {} is an empty handle", name, class_name());
   for (const auto& [other, module] : children_) {
     TESSERA_REQUIRE(other != name, "{} has a module {} already", class_name(), name);
   }
+  child->has_forward_ = child->has_forward_ || has_forward;
   children_.emplace_back(name, std::move(child));
 }
 
@@ -122,6 +132,7 @@ ParameterDTypeGuard::~ParameterDTypeGuard() {
 Tensor make_parameter(const Shape& shape, Initializer initializer, DType dtype) {
   initializer.seed = current_seed();
   initializer.stream = next_parameter_stream();
+  const MemoryScope kind(MemoryKind::parameters);
   Tensor parameter = Tensor::empty(shape, dtype);
   if (!parameter.is_meta()) {
     initializer.fill(parameter.data(), dtype, 0, parameter.elements(), parameter.device());

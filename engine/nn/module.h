@@ -11,12 +11,15 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "engine/module_call.h"
+#include "engine/recompute.h"
 #include "engine/tensor.h"
 
 namespace tessera::nn {
@@ -30,6 +33,24 @@ struct NamedParameter {
   Tensor tensor;
   Shape shape;
 };
+
+namespace detail {
+
+struct ForwardOfAnother {
+  int forward;
+};
+template <class T>
+struct WithForward : T, ForwardOfAnother {};
+// Whether T has a member `forward`, overloaded or not: the name is ambiguous then.
+template <class T>
+inline constexpr bool has_forward = !requires {
+  &WithForward<T>::forward;
+};
+template <class T>
+requires std::is_final_v<T>
+inline constexpr bool has_forward<T> = true;
+
+}  // namespace detail
 
 class Module {
  public:
@@ -62,32 +83,53 @@ class Module {
   // A module whose children's parameters are used outside the children's own forward (fused ops):
   // wrap policies never cut below.
   [[nodiscard]] virtual bool is_indivisible() const { return false; }
+  // Whether it was registered as a module with a forward, which its handle calls with hooks. A
+  // list of modules has none: nothing would say when it is used.
+  [[nodiscard]] bool has_forward() const { return has_forward_; }
+  // What reads_parameter() was given.
+  [[nodiscard]] const std::vector<Tensor>& parameters_read() const { return read_; }
 
   // Set by sharding; one set of hooks a module.
   void set_hooks(std::shared_ptr<const ModuleHooks> hooks) { hooks_ = std::move(hooks); }
   [[nodiscard]] const std::shared_ptr<const ModuleHooks>& hooks() const { return hooks_; }
 
-  // Puts `tensor` in place of every registration of `old` in this tree (sharding swaps parameters
-  // for views).
-  void replace_parameter(const Tensor& old, const Tensor& tensor);
+  // Calls of the module, through its handle, keep their arguments for backward and no more, and run
+  // again there: recompute() around each. The arguments are copied.
+  void set_recompute(std::optional<RecomputeOptions> options) { recompute_ = options; }
+  [[nodiscard]] const std::optional<RecomputeOptions>& recompute_options() const {
+    return recompute_;
+  }
+  [[noreturn]] void refuse_recompute() const;  // an argument cannot be copied
+
+  // Puts `tensor` in place of this module's own registrations of `old` (sharding swaps parameters
+  // for views). Modules below keep theirs.
+  void replace_own_parameter(const Tensor& old, const Tensor& tensor);
 
  protected:
   // The name must be new in this module and have no dot. Returns what is registered.
   Tensor register_parameter(const std::string& name, Tensor parameter);
   template <class Handle>
   Handle register_module(const std::string& name, Handle handle) {
-    add_child(name, handle.pointer());
+    using Implementation = std::remove_cvref_t<decltype(*handle)>;
+    add_child(name, handle.pointer(), detail::has_forward<Implementation>);
     return handle;
   }
+  // Says that this module's forward reads a parameter that another module registers, outside of
+  // that module's forward (a head that multiplies by the token table): it then belongs to a unit
+  // around both.
+  void reads_parameter(const Tensor& parameter) { read_.push_back(parameter); }
   // The parameter itself, looked up: members would keep a tensor that sharding has replaced.
   [[nodiscard]] const Tensor& parameter(std::string_view name) const;
 
  private:
-  void add_child(const std::string& name, std::shared_ptr<Module> child);
+  void add_child(const std::string& name, std::shared_ptr<Module> child, bool has_forward);
 
   std::vector<std::pair<std::string, Tensor>> parameters_;
   std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
+  std::vector<Tensor> read_;
   std::shared_ptr<const ModuleHooks> hooks_;
+  bool has_forward_ = false;
+  std::optional<RecomputeOptions> recompute_;
   bool training_ = true;
 };
 
@@ -110,13 +152,37 @@ class ModuleHandle {
   // forward with the module's hooks around it.
   template <class... Args>
   auto operator()(Args&&... args) const {
+    if (impl_->recompute_options() && tessera::detail::recompute_applies()) [[unlikely]] {
+      if constexpr ((std::is_constructible_v<std::decay_t<Args>, Args&> && ...)) {
+        const auto forward = [impl = impl_](auto&&... inputs) {
+          return run(*impl, std::forward<decltype(inputs)>(inputs)...);
+        };
+        return recompute(*impl_->recompute_options(), forward, std::forward<Args>(args)...);
+      } else {
+        impl_->refuse_recompute();
+      }
+    }
+    return run(*impl_, std::forward<Args>(args)...);
+  }
+  // The same around what somebody else computes with the module's parameters: body(module). Never
+  // recomputed.
+  template <class Body>
+  auto call(Body&& body) const {
     ModuleCallScope scope(impl_->hooks());
-    auto result = impl_->forward(std::forward<Args>(args)...);
+    auto result = body(*impl_);
     scope.finish();
     return result;
   }
 
  private:
+  template <class... Args>
+  static auto run(Impl& impl, Args&&... args) {
+    ModuleCallScope scope(impl.hooks());
+    auto result = impl.forward(std::forward<Args>(args)...);
+    scope.finish();
+    return result;
+  }
+
   std::shared_ptr<Impl> impl_;
 };
 

@@ -36,6 +36,12 @@ Tensor launch(BinaryOp op, const Tensor& a, const Tensor& b, Broadcast shape) {
   return out;
 }
 
+// A sum's backward reads no value.
+Tensor launch_sum(BinaryOp op, const Tensor& a, const Tensor& b, Broadcast shape) {
+  if (autograd::value_is_needed()) return launch(op, a, b, shape);
+  return Tensor::empty(a.shape(), a.dtype(), a.device());
+}
+
 Tensor scaled(const Tensor& x, double scale) {
   Tensor out = Tensor::empty(x.shape(), x.dtype(), x.device());
   TESSERA_LAUNCH(x.device(), affine, {x.data(), out.data(), x.elements(), x.dtype(), scale, 0.0});
@@ -57,23 +63,27 @@ void reduce_to(autograd::GradientSink& sink, int input, const Tensor& gradient, 
 
 Tensor add(const Tensor& a, const Tensor& b) {
   const Broadcast shape = broadcast("add", a, b);
-  Tensor out = launch(BinaryOp::add, a, b, shape);
-  autograd::record(Op::add, {a, b}, {out},
-                   [shape](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-                     sink.add(0, dout[0]);
-                     if (sink.wants(1)) reduce_to(sink, 1, dout[0], shape);
-                   });
+  Tensor out = launch_sum(BinaryOp::add, a, b, shape);
+  autograd::record(
+      Op::add, {a, b}, {out},
+      [shape](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        sink.add(0, dout[0]);
+        if (sink.wants(1)) reduce_to(sink, 1, dout[0], shape);
+      },
+      autograd::Reads::nothing);
   return out;
 }
 
 Tensor subtract(const Tensor& a, const Tensor& b) {
   const Broadcast shape = broadcast("subtract", a, b);
-  Tensor out = launch(BinaryOp::subtract, a, b, shape);
-  autograd::record(Op::subtract, {a, b}, {out},
-                   [shape](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-                     sink.add(0, dout[0]);
-                     if (sink.wants(1)) reduce_to(sink, 1, scaled(dout[0], -1.0), shape);
-                   });
+  Tensor out = launch_sum(BinaryOp::subtract, a, b, shape);
+  autograd::record(
+      Op::subtract, {a, b}, {out},
+      [shape](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        sink.add(0, dout[0]);
+        if (sink.wants(1)) reduce_to(sink, 1, scaled(dout[0], -1.0), shape);
+      },
+      autograd::Reads::nothing);
   return out;
 }
 
@@ -87,33 +97,38 @@ Tensor multiply(const Tensor& a, const Tensor& b) {
         if (sink.wants(1)) {
           reduce_to(sink, 1, launch(BinaryOp::multiply, dout[0], a, {1, a.elements()}), shape);
         }
-      });
+      },
+      autograd::Reads::inputs);
   return out;
 }
 
 Tensor divide(const Tensor& a, const Tensor& b) {
   const Broadcast shape = broadcast("divide", a, b);
   Tensor out = launch(BinaryOp::divide, a, b, shape);
-  autograd::record(Op::divide, {a, b}, {out},
-                   [a, b, shape](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-                     const Tensor da = launch(BinaryOp::divide, dout[0], b, shape);
-                     if (sink.wants(1)) {  // -dout * a / b^2
-                       Tensor db = launch(BinaryOp::multiply, da, a, {1, a.elements()});
-                       db = scaled(launch(BinaryOp::divide, db, b, shape), -1.0);
-                       reduce_to(sink, 1, db, shape);
-                     }
-                     sink.add(0, da);
-                   });
+  autograd::record(
+      Op::divide, {a, b}, {out},
+      [a, b, shape](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        const Tensor da = launch(BinaryOp::divide, dout[0], b, shape);
+        if (sink.wants(1)) {  // -dout * a / b^2
+          Tensor db = launch(BinaryOp::multiply, da, a, {1, a.elements()});
+          db = scaled(launch(BinaryOp::divide, db, b, shape), -1.0);
+          reduce_to(sink, 1, db, shape);
+        }
+        sink.add(0, da);
+      },
+      autograd::Reads::inputs);
   return out;
 }
 
 Tensor affine(const Tensor& x, double scale, double shift) {
   Tensor out = Tensor::empty(x.shape(), x.dtype(), x.device());
   TESSERA_LAUNCH(x.device(), affine, {x.data(), out.data(), x.elements(), x.dtype(), scale, shift});
-  autograd::record(Op::affine, {x}, {out},
-                   [scale](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-                     sink.add(0, scaled(dout[0], scale));
-                   });
+  autograd::record(
+      Op::affine, {x}, {out},
+      [scale](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        sink.add(0, scaled(dout[0], scale));
+      },
+      autograd::Reads::nothing);
   return out;
 }
 

@@ -69,7 +69,7 @@ struct Forward {
   Tensor log_sum_exp;
 };
 
-Forward forward(const Projections& p, const kernels::AttentionShape& shape, const Tensor& mask) {
+Forward compute(const Projections& p, const kernels::AttentionShape& shape, const Tensor& mask) {
   const Device device = p.q.device();
   Forward result{
       Tensor::empty({shape.batch, shape.query_length, shape.out_stride}, shape.dtype, device),
@@ -83,6 +83,14 @@ Forward forward(const Projections& p, const kernels::AttentionShape& shape, cons
       arguments.shape.key_mask = reinterpret_cast<const std::uint8_t*>(mask.data());
   }
   TESSERA_LAUNCH(device, attention_forward, arguments);
+  return result;
+}
+
+Forward forward(Op op, const Projections& p, const kernels::AttentionShape& shape,
+                const Tensor& mask) {
+  Forward result;
+  autograd::compute_or_take(op, {&result.out, &result.log_sum_exp},
+                            [&] { result = compute(p, shape, mask); });
   return result;
 }
 
@@ -123,7 +131,7 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
   shape.q_stride = q.size(2);
   shape.k_stride = shape.v_stride = k.size(2);
   const Projections inputs{q, k, v};
-  const Forward result = forward(inputs, shape, options.key_mask);
+  const Forward result = forward(Op::attention, inputs, shape, options.key_mask);
   const Forward saved{result.out.detach(), result.log_sum_exp};
   autograd::record(
       Op::attention, {q, k, v}, {result.out},
@@ -154,7 +162,7 @@ Tensor packed_attention(const Tensor& qkv, const AttentionOptions& options) {
   const std::int64_t k_offset = options.heads * head_dim;
   const std::int64_t v_offset = k_offset + key_heads * head_dim;
   const Projections inputs{qkv, qkv, qkv, k_offset, v_offset};
-  const Forward result = forward(inputs, shape, options.key_mask);
+  const Forward result = forward(Op::packed_attention, inputs, shape, options.key_mask);
   const Forward saved{result.out.detach(), result.log_sum_exp};
   autograd::record(
       Op::packed_attention, {qkv}, {result.out},
@@ -186,12 +194,14 @@ Tensor rotary(const Tensor& x, std::int64_t heads, const Tensor& cosine, const T
   };
   Tensor out = Tensor::empty(x.shape(), x.dtype(), x.device());
   rotate(x, out, false);
-  autograd::record(Op::rotary, {x}, {out},
-                   [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-                     Tensor dx = Tensor::empty(dout[0].shape(), dout[0].dtype(), dout[0].device());
-                     rotate(dout[0], dx, true);
-                     sink.add(0, dx);
-                   });
+  autograd::record(
+      Op::rotary, {x}, {out},
+      [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        Tensor dx = Tensor::empty(dout[0].shape(), dout[0].dtype(), dout[0].device());
+        rotate(dout[0], dx, true);
+        sink.add(0, dx);
+      },
+      autograd::Reads::nothing);
   return out;
 }
 

@@ -10,12 +10,14 @@ Tensor unary(kernels::UnaryOp op, const Tensor& x) {
   Tensor out = Tensor::empty(x.shape(), x.dtype(), x.device());
   TESSERA_LAUNCH(x.device(), unary, {op, x.data(), out.data(), x.elements(), x.dtype()});
   autograd::record(
-      Op::unary, {x}, {out}, [op, x](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+      Op::unary, {x}, {out},
+      [op, x](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
         const auto [dx, accumulate] = sink.slot(0);
         TESSERA_LAUNCH(
             dx.device(), unary_backward,
             {op, dout[0].data(), x.data(), dx.data(), x.elements(), x.dtype(), accumulate});
-      });
+      },
+      autograd::Reads::inputs);
   return out;
 }
 
@@ -29,13 +31,15 @@ Tensor cast(const Tensor& x, DType dtype) {
   TESSERA_LAUNCH(x.device(), cast,
                  {x.data(), out.data(), x.elements(), x.dtype(), dtype, 1.0f, false});
   if (!is_floating(dtype)) return out;
-  autograd::record(Op::cast, {x}, {out},
-                   [](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-                     const auto [dx, accumulate] = sink.slot(0);
-                     TESSERA_LAUNCH(dx.device(), cast,
-                                    {dout[0].data(), dx.data(), dx.elements(), dout[0].dtype(),
-                                     dx.dtype(), 1.0f, accumulate});
-                   });
+  autograd::record(
+      Op::cast, {x}, {out},
+      [](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        const auto [dx, accumulate] = sink.slot(0);
+        TESSERA_LAUNCH(dx.device(), cast,
+                       {dout[0].data(), dx.data(), dx.elements(), dout[0].dtype(), dx.dtype(), 1.0f,
+                        accumulate});
+      },
+      autograd::Reads::nothing);
   return out;
 }
 
@@ -45,7 +49,8 @@ Tensor reshape(const Tensor& x, const Shape& shape) {
   Tensor out = Tensor::view_of(x.storage(), x.impl()->offset, shape, x.dtype());
   autograd::record(
       Op::reshape, {x}, {out},
-      [](std::vector<Tensor>& dout, autograd::GradientSink& sink) { sink.add(0, dout[0]); });
+      [](std::vector<Tensor>& dout, autograd::GradientSink& sink) { sink.add(0, dout[0]); },
+      autograd::Reads::nothing);
   return out;
 }
 
@@ -71,7 +76,8 @@ Tensor scaled_sum(const Tensor& x, double scale) {
       Op::sum, {x}, {out},
       [shape = x.shape(), scale](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
         sink.add(0, spread(dout[0], scale, shape));
-      });
+      },
+      autograd::Reads::nothing);
   return out;
 }
 

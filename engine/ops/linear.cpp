@@ -70,6 +70,7 @@ void input_gradient(const LinearShape& s, const Tensor& dout, const Tensor& weig
                   .out_dtype = s.dtype});
 }
 
+// Rounded to no more than the slot is, which may be float32 where the weight is of 16 bits.
 void weight_gradient(const LinearShape& s, const Tensor& x, const Tensor& dout,
                      const autograd::GradientSink::Slot& dw) {
   const Tensor& left = s.transposed() ? dout : x;   // rows of the weight
@@ -89,7 +90,7 @@ void weight_gradient(const LinearShape& s, const Tensor& x, const Tensor& dout,
                   .transpose_a = true,
                   .accumulate = dw.accumulate,
                   .dtype = s.dtype,
-                  .out_dtype = s.dtype});
+                  .out_dtype = dw.tensor.dtype()});
 }
 
 void bias_gradient(const LinearShape& s, const Tensor& dout,
@@ -118,7 +119,7 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   const std::int64_t k = a.size(-1);
   const std::int64_t n = b.size(-1);
   const DType dtype = a.dtype();
-  Tensor out = Tensor::empty(dims == 3 ? Shape{batch, m, n} : Shape{m, n}, dtype, a.device());
+  Tensor out;
   const auto run = [=](const Tensor& left, bool left_t, const Tensor& right, bool right_t,
                        const Tensor& result, bool accumulate, std::int64_t rows,
                        std::int64_t columns, std::int64_t depth) {
@@ -142,34 +143,44 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
                     .stride_b = depth * columns,
                     .stride_c = rows * columns});
   };
-  run(a, false, b, false, out, false, m, n, k);
-  autograd::record(Op::matmul, {a, b}, {out},
-                   [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-                     if (sink.wants(0)) {
-                       const auto slot = sink.slot(0);
-                       run(dout[0], false, b, true, slot.tensor, slot.accumulate, m, k, n);
-                     }
-                     if (sink.wants(1)) {
-                       const auto slot = sink.slot(1);
-                       run(a, true, dout[0], false, slot.tensor, slot.accumulate, k, n, m);
-                     }
-                   });
+  autograd::compute_or_take(Op::matmul, {&out}, [&] {
+    out = Tensor::empty(dims == 3 ? Shape{batch, m, n} : Shape{m, n}, dtype, a.device());
+    if (autograd::value_is_needed()) run(a, false, b, false, out, false, m, n, k);
+  });
+  autograd::record(
+      Op::matmul, {a, b}, {out},
+      [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        if (sink.wants(0)) {
+          const auto slot = sink.slot(0);
+          run(dout[0], false, b, true, slot.tensor, slot.accumulate, m, k, n);
+        }
+        if (sink.wants(1)) {
+          const auto slot = sink.slot(1);
+          run(a, true, dout[0], false, slot.tensor, slot.accumulate, k, n, m);
+        }
+      },
+      autograd::Reads::inputs);
   return out;
 }
 
 Tensor linear(const Tensor& input, const Tensor& weight, const Tensor& bias, WeightLayout layout) {
   const Tensor x = cast(input, weight.dtype());
   const LinearShape s = linear_shape("linear", x, weight, bias, layout);
-  Tensor out = Tensor::empty(with_last(x.shape(), s.out), s.dtype, x.device());
-  product(s, x, weight, bias, out);
+  Tensor out;
+  autograd::compute_or_take(Op::linear, {&out}, [&] {
+    out = Tensor::empty(with_last(x.shape(), s.out), s.dtype, x.device());
+    if (autograd::value_is_needed()) product(s, x, weight, bias, out);
+  });
   // Only the weight's gradient needs x.
   const autograd::SavedTensor saved(weight.requires_grad() ? x : Tensor{});
-  autograd::record(Op::linear, {x, weight, bias}, {out},
-                   [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-                     if (sink.wants(1)) weight_gradient(s, saved.get(), dout[0], sink.slot(1));
-                     if (sink.wants(2)) bias_gradient(s, dout[0], sink.slot(2));
-                     if (sink.wants(0)) input_gradient(s, dout[0], weight, sink.slot(0));
-                   });
+  autograd::record(
+      Op::linear, {x, weight, bias}, {out},
+      [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        if (sink.wants(1)) weight_gradient(s, saved.get(), dout[0], sink.wide_slot(1));
+        if (sink.wants(2)) bias_gradient(s, dout[0], sink.slot(2));
+        if (sink.wants(0)) input_gradient(s, dout[0], weight, sink.slot(0));
+      },
+      autograd::Reads::inputs);
   return out;
 }
 
@@ -180,34 +191,37 @@ Tensor bias_gelu_linear(const Tensor& x, const Tensor& bias_in, const Tensor& we
                   name_of(x.dtype()), name_of(s.dtype));
   ops::require_same_device("bias_gelu_linear", x, bias_in);
   const auto bias_data = [bias_in] { return bias_in.defined() ? bias_in.data() : nullptr; };
-  Tensor activated = Tensor::empty(x.shape(), s.dtype, x.device());
-  TESSERA_LAUNCH(x.device(), bias_gelu,
-                 {x.data(), bias_data(), activated.data(), s.rows, s.in, exact, s.dtype});
   Tensor out = Tensor::empty(with_last(x.shape(), s.out), s.dtype, x.device());
-  product(s, activated, weight, bias, out);
-  autograd::record(Op::bias_gelu_linear, {x, bias_in, weight, bias}, {out},
-                   [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-                     if (sink.wants(3)) bias_gradient(s, dout[0], sink.slot(3));
-                     Tensor dh = Tensor::empty(x.shape(), s.dtype, x.device());
-                     input_gradient(s, dout[0], weight, {dh, false});
-                     // The activation is computed again, over the pre-activation when nobody else
-                     // needs that.
-                     Tensor h;
-                     if (sink.wants(2)) {
-                       h = autograd::sole_owner(x) ? x
-                                                   : Tensor::empty(x.shape(), s.dtype, x.device());
-                     }
-                     TESSERA_LAUNCH(x.device(), bias_gelu_backward,
-                                    {dh.data(), x.data(), bias_data(), dh.data(),
-                                     h ? h.data() : nullptr, s.rows, s.in, exact, s.dtype});
-                     if (sink.wants(2)) weight_gradient(s, h, dout[0], sink.slot(2));
-                     if (sink.wants(1)) {
-                       const auto [db, accumulate] = sink.slot(1);
-                       TESSERA_LAUNCH(dh.device(), sum_rows,
-                                      {dh.data(), db.data(), s.rows, s.in, s.dtype, accumulate});
-                     }
-                     sink.add(0, dh);
-                   });
+  if (autograd::value_is_needed()) {
+    const Tensor activated = Tensor::empty(x.shape(), s.dtype, x.device());
+    TESSERA_LAUNCH(x.device(), bias_gelu,
+                   {x.data(), bias_data(), activated.data(), s.rows, s.in, exact, s.dtype});
+    product(s, activated, weight, bias, out);
+  }
+  autograd::record(
+      Op::bias_gelu_linear, {x, bias_in, weight, bias}, {out},
+      [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        if (sink.wants(3)) bias_gradient(s, dout[0], sink.slot(3));
+        Tensor dh = Tensor::empty(x.shape(), s.dtype, x.device());
+        input_gradient(s, dout[0], weight, {dh, false});
+        // The activation is computed again, over the pre-activation when nobody else
+        // needs that.
+        Tensor h;
+        if (sink.wants(2)) {
+          h = autograd::sole_owner(x) ? x : Tensor::empty(x.shape(), s.dtype, x.device());
+        }
+        TESSERA_LAUNCH(x.device(), bias_gelu_backward,
+                       {dh.data(), x.data(), bias_data(), dh.data(), h ? h.data() : nullptr, s.rows,
+                        s.in, exact, s.dtype});
+        if (sink.wants(2)) weight_gradient(s, h, dout[0], sink.wide_slot(2));
+        if (sink.wants(1)) {
+          const auto [db, accumulate] = sink.slot(1);
+          TESSERA_LAUNCH(dh.device(), sum_rows,
+                         {dh.data(), db.data(), s.rows, s.in, s.dtype, accumulate});
+        }
+        sink.add(0, dh);
+      },
+      autograd::Reads::inputs);
   return out;
 }
 
@@ -219,26 +233,29 @@ Tensor swiglu_linear(const Tensor& gate, const Tensor& up, const Tensor& weight,
                   gate.shape().to_string(), name_of(up.dtype()), up.shape().to_string(),
                   name_of(s.dtype));
   ops::require_same_device("swiglu_linear", gate, up);
-  Tensor activated = Tensor::empty(gate.shape(), s.dtype, gate.device());
-  TESSERA_LAUNCH(gate.device(), swiglu,
-                 {gate.data(), up.data(), activated.data(), s.rows, s.in, s.in, s.in, s.dtype});
   Tensor out = Tensor::empty(with_last(gate.shape(), s.out), s.dtype, gate.device());
-  product(s, activated, weight, {}, out);
-  autograd::record(Op::swiglu_linear, {gate, up, weight}, {out},
-                   [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-                     Tensor dh = Tensor::empty(gate.shape(), s.dtype, gate.device());
-                     input_gradient(s, dout[0], weight, {dh, false});
-                     Tensor dgate = Tensor::empty(gate.shape(), s.dtype, gate.device());
-                     Tensor dup = Tensor::empty(gate.shape(), s.dtype, gate.device());
-                     Tensor h = sink.wants(2) ? Tensor::empty(gate.shape(), s.dtype, gate.device())
-                                              : Tensor{};
-                     TESSERA_LAUNCH(gate.device(), swiglu_backward,
-                                    {dh.data(), gate.data(), up.data(), dgate.data(), dup.data(),
-                                     h ? h.data() : nullptr, s.rows, s.in, s.in, s.in, s.dtype});
-                     if (sink.wants(2)) weight_gradient(s, h, dout[0], sink.slot(2));
-                     sink.add(0, dgate);
-                     sink.add(1, dup);
-                   });
+  if (autograd::value_is_needed()) {
+    const Tensor activated = Tensor::empty(gate.shape(), s.dtype, gate.device());
+    TESSERA_LAUNCH(gate.device(), swiglu,
+                   {gate.data(), up.data(), activated.data(), s.rows, s.in, s.in, s.in, s.dtype});
+    product(s, activated, weight, {}, out);
+  }
+  autograd::record(
+      Op::swiglu_linear, {gate, up, weight}, {out},
+      [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        Tensor dh = Tensor::empty(gate.shape(), s.dtype, gate.device());
+        input_gradient(s, dout[0], weight, {dh, false});
+        Tensor dgate = Tensor::empty(gate.shape(), s.dtype, gate.device());
+        Tensor dup = Tensor::empty(gate.shape(), s.dtype, gate.device());
+        Tensor h = sink.wants(2) ? Tensor::empty(gate.shape(), s.dtype, gate.device()) : Tensor{};
+        TESSERA_LAUNCH(gate.device(), swiglu_backward,
+                       {dh.data(), gate.data(), up.data(), dgate.data(), dup.data(),
+                        h ? h.data() : nullptr, s.rows, s.in, s.in, s.in, s.dtype});
+        if (sink.wants(2)) weight_gradient(s, h, dout[0], sink.wide_slot(2));
+        sink.add(0, dgate);
+        sink.add(1, dup);
+      },
+      autograd::Reads::inputs);
   return out;
 }
 

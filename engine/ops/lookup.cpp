@@ -32,9 +32,11 @@ Tensor embedding(const Tensor& ids, const Tensor& table) {
                   table.dtype()});
   autograd::record(Op::embedding, {table}, {out},
                    [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-                     const auto [dtable, accumulate] = sink.slot(0);
+                     const auto [dtable, accumulate] = sink.wide_slot(0);
+                     // The rows, not the table, take the dtype of the other.
+                     const Tensor rows = cast(dout[0], dtable.dtype());
                      TESSERA_LAUNCH(dtable.device(), embedding_backward,
-                                    {ids.data(), ids.dtype(), dout[0].data(), dtable.data(),
+                                    {ids.data(), ids.dtype(), rows.data(), dtable.data(),
                                      ids.elements(), entries, dim, dtable.dtype(), accumulate});
                    });
   return out;
@@ -57,13 +59,15 @@ Tensor dropout(const Tensor& x, double p) {
         {in.data(), nullptr, out.data(), in.elements(), first, in.dtype(), key, p, false});
   };
   Tensor out = Tensor::empty(x.shape(), x.dtype(), x.device());
-  run(x, out);
-  autograd::record(Op::dropout, {x}, {out},
-                   [run](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-                     Tensor dx = Tensor::empty(dout[0].shape(), dout[0].dtype(), dout[0].device());
-                     run(dout[0], dx);
-                     sink.add(0, dx);
-                   });
+  if (autograd::value_is_needed()) run(x, out);
+  autograd::record(
+      Op::dropout, {x}, {out},
+      [run](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        Tensor dx = Tensor::empty(dout[0].shape(), dout[0].dtype(), dout[0].device());
+        run(dout[0], dx);
+        sink.add(0, dx);
+      },
+      autograd::Reads::nothing);
   return out;
 }
 

@@ -1,6 +1,7 @@
 // LayerNorm and RMSNorm, alone and fused with the residual addition before them.
 #include "engine/autograd.h"
 #include "engine/launch.h"
+#include "engine/module_call.h"
 #include "engine/ops.h"
 #include "engine/ops/checks.h"
 #include "kernels/base/error.h"
@@ -17,24 +18,39 @@ struct Norm {
   Tensor out;
 };
 
+// What a norm needs to compute its output again.
+struct NormAgain {
+  Tensor input, gamma, beta, mean, rstd;
+  double eps;
+  bool rms;
+
+  [[nodiscard]] Tensor operator()() const {
+    Tensor out = Tensor::empty(input.shape(), input.dtype(), input.device());
+    // The statistics are written over with the same values.
+    TESSERA_LAUNCH(input.device(), norm_forward,
+                   {input.data(), nullptr, address(gamma), address(beta), nullptr, out.data(),
+                    address(mean), rstd.data(), rstd.elements(), input.size(-1),
+                    static_cast<float>(eps), rms, input.dtype()});
+    return out;
+  }
+};
+
 // A norm's output costs one pass over memory to compute again and as much memory as its input to
 // keep, so backwards that need it compute it again from the input, which the norm keeps anyway.
-// gamma and beta are copied: they may be sharded by then.
-void offer_recompute(const Tensor& out, const Tensor& input, const Tensor& gamma,
-                     const Tensor& beta, const Tensor& mean, const Tensor& rstd, double eps,
-                     bool rms) {
-  const auto copy = [](const Tensor& t) { return t.defined() ? t.clone() : Tensor{}; };
-  out.impl()->recompute = std::make_shared<const std::function<Tensor()>>(
-      [=, input = input.detach(), gamma = copy(gamma), beta = copy(beta)] {
-        Tensor again = Tensor::empty(input.shape(), input.dtype(), input.device());
-        const std::int64_t dim = input.size(-1);
-        // The statistics are written over with the same values.
-        TESSERA_LAUNCH(input.device(), norm_forward,
-                       {input.data(), nullptr, address(gamma), address(beta), nullptr, again.data(),
-                        address(mean), rstd.data(), rstd.elements(), dim, static_cast<float>(eps),
-                        rms, input.dtype()});
-        return again;
-      });
+// Those of the module call that the norm is in find gamma and beta where they are. An output that
+// outlives the call may be needed where they are sharded: then they are copied.
+void offer_recompute(const Tensor& out, NormAgain norm) {
+  auto again = std::make_shared<NormAgain>(std::move(norm));
+  if (const auto& call = current_module_call()) {
+    call->before_leaving.emplace_back([again, output = std::weak_ptr(out.impl())] {
+      if (output.expired()) return;
+      for (Tensor* parameter : {&again->gamma, &again->beta}) {
+        if (parameter->defined()) *parameter = parameter->clone();
+      }
+    });
+  }
+  out.impl()->recompute =
+      std::make_shared<const std::function<Tensor()>>([again] { return (*again)(); });
 }
 
 Norm norm(const Tensor& x, const Tensor& residual, const Tensor& gamma, const Tensor& beta,
@@ -81,7 +97,7 @@ Norm norm(const Tensor& x, const Tensor& residual, const Tensor& gamma, const Te
     return dx;
   };
   if (autograd::needs_graph({x, residual, gamma, beta})) {
-    offer_recompute(result.out, input, gamma, beta, mean, rstd, eps, rms);
+    offer_recompute(result.out, {input.detach(), gamma, beta, mean, rstd, eps, rms});
   }
   if (residual.defined()) {
     autograd::record(Op::add_norm, {x, residual, gamma, beta}, {result.sum, result.out},

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
+#include <iterator>
 #include <string_view>
 
 namespace tessera {
@@ -29,7 +31,9 @@ namespace tessera {
   X(rotary)                           \
   X(attention)                        \
   X(packed_attention)                 \
-  X(cross_entropy)
+  X(cross_entropy)                    \
+  X(linear_cross_entropy)             \
+  X(recompute)
 
 enum class Op : std::uint8_t {
 #define TESSERA_OP_ENUMERATOR(name) name,
@@ -51,5 +55,22 @@ constexpr std::string_view name_of(Op op) {
   };
   return names[static_cast<std::size_t>(op)];
 }
+
+class OpSet {
+ public:
+  constexpr OpSet() = default;
+  constexpr OpSet(std::initializer_list<Op> ops) {
+    for (const Op op : ops) bits_ |= bit(op);
+  }
+  [[nodiscard]] constexpr bool contains(Op op) const { return (bits_ & bit(op)) != 0; }
+  friend constexpr bool operator==(OpSet, OpSet) = default;
+
+ private:
+  static constexpr std::uint64_t bit(Op op) {
+    return std::uint64_t{1} << static_cast<unsigned>(op);
+  }
+  static_assert(std::size(all_ops) <= 64);
+  std::uint64_t bits_ = 0;
+};
 
 }  // namespace tessera

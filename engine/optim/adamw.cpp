@@ -8,7 +8,7 @@
 namespace tessera::optim {
 
 AdamW::AdamW(std::vector<nn::NamedParameter> parameters, const AdamWOptions& options)
-    : Optimizer(std::move(parameters)), options_(options) {
+    : Optimizer(std::move(parameters), options.decay), options_(options) {
   TESSERA_REQUIRE(options.lr >= 0 && options.eps >= 0 && options.beta1 >= 0 && options.beta1 < 1 &&
                       options.beta2 >= 0 && options.beta2 < 1,
                   "AdamW: lr {}, betas {} and {}, eps {}", options.lr, options.beta1, options.beta2,
@@ -16,30 +16,27 @@ AdamW::AdamW(std::vector<nn::NamedParameter> parameters, const AdamWOptions& opt
   set_learning_rate(options.lr);
 }
 
-void AdamW::update(std::size_t index, const Tensor& parameter, const Tensor& gradient,
-                   float gradient_scale, std::int64_t step) {
-  const Tensor m = state(index, "exp_avg");
-  const Tensor v = state(index, "exp_avg_sq");
-  const bool decays = !options_.decay || options_.decay(parameters()[index]);
-  const auto steps = static_cast<double>(step);
-  TESSERA_LAUNCH(parameter.device(), adamw_step,
-                 {.param = parameter.data(),
-                  .grad = gradient.data(),
-                  .m = m.data(),
-                  .v = v.data(),
+void AdamW::update(const Update& u) {
+  const auto steps = static_cast<double>(u.step);
+  TESSERA_LAUNCH(u.device, adamw_step,
+                 {.param = u.parameter,
+                  .grad = u.gradient,
+                  .m = u.states[0],
+                  .v = u.states[1],
                   .copy = nullptr,
-                  .n = parameter.elements(),
-                  .dtype = parameter.dtype(),
-                  .grad_dtype = gradient.dtype(),
-                  .copy_dtype = parameter.dtype(),
+                  .n = u.count,
+                  .dtype = u.dtype,
+                  .grad_dtype = u.gradient_dtype,
+                  .copy_dtype = u.dtype,
                   .lr = learning_rate(),
                   .beta1 = options_.beta1,
                   .beta2 = options_.beta2,
                   .eps = options_.eps,
-                  .weight_decay = decays ? options_.weight_decay : 0.0,
+                  .weight_decay = u.decay_edges.empty() ? 0.0 : options_.weight_decay,
                   .correction1 = 1.0 - std::pow(options_.beta1, steps),
                   .correction2 = 1.0 - std::pow(options_.beta2, steps),
-                  .grad_scale = gradient_scale});
+                  .grad_scale = u.gradient_scale,
+                  .decay = {u.decay_edges.data(), static_cast<int>(u.decay_edges.size())}});
 }
 
 }  // namespace tessera::optim

@@ -1,6 +1,9 @@
-// What all optimizers share: parameters, state, step counts.
+// What all optimizers share: segments, state, step counts.
 #include "engine/optim/optimizer.h"
 
+#include <algorithm>
+
+#include "engine/memory_kind.h"
 #include "kernels/base/error.h"
 
 namespace tessera::optim {
@@ -9,12 +12,17 @@ bool decay_matrices(const nn::NamedParameter& parameter) {
   return parameter.shape.dimensions() >= 2;
 }
 
-Optimizer::Optimizer(std::vector<nn::NamedParameter> parameters)
-    : parameters_(std::move(parameters)), states_(parameters_.size()), steps_(parameters_.size()) {
+Optimizer::Optimizer(std::vector<nn::NamedParameter> parameters, const ParameterFilter& decay)
+    : parameters_(std::move(parameters)),
+      segments_(find_segments(parameters_)),
+      segment_of_(parameters_.size()),
+      member_of_(parameters_.size()),
+      states_(segments_.size()),
+      steps_(parameters_.size()) {
   TESSERA_REQUIRE(!parameters_.empty(), "an optimizer needs parameters");
   for (const auto& [name, tensor, shape] : parameters_) {
     TESSERA_REQUIRE(
-        tensor.dtype() == float32 || tensor.dtype() == float64,
+        !tensor.requires_grad() || tensor.dtype() == float32 || tensor.dtype() == float64,
         "optimizers update fp32 parameters; {} is {}: shard the module with param_dtype "
         "instead, which keeps fp32 masters",
         name, name_of(tensor.dtype()));
@@ -23,29 +31,148 @@ Optimizer::Optimizer(std::vector<nn::NamedParameter> parameters)
                     "optimizer from ShardedModel::parameters()",
                     name);
   }
+  for (std::size_t s = 0; s < segments_.size(); ++s) {
+    for (std::size_t i = 0; i < segments_[s].parameters.size(); ++i) {
+      segment_of_[segments_[s].parameters[i]] = s;
+      member_of_[segments_[s].parameters[i]] = i;
+    }
+  }
+  find_decay_edges(decay);
+}
+
+// Where decay begins and ends along each segment. Padding goes with what stands before it.
+void Optimizer::find_decay_edges(const ParameterFilter& decay) {
+  for (const Segment& segment : segments_) {
+    std::vector<std::int64_t>& edges = edges_.emplace_back();
+    for (std::size_t i = 0; i < segment.parameters.size(); ++i) {
+      if (segment.places[i].count == 0) continue;
+      const bool decays = !decay || decay(parameters_[segment.parameters[i]]);
+      const bool inside = edges.size() % 2 == 1;
+      if (decays != inside) edges.push_back(segment.places[i].first);
+    }
+  }
 }
 
 void Optimizer::step() {
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+  for (std::size_t s = 0; s < segments_.size(); ++s) step(s);
+}
+
+void Optimizer::step(std::size_t segment) {
+  if (!begin_step(segment)) return;
+  for (const GradientRun& run : runs_of(segment)) {
+    update_run(segment, run, run.range, memory_in(segment, run, run.range));
+  }
+}
+
+bool Optimizer::begin_step(std::size_t segment) {
+  bool any = false;
+  for (const std::size_t i : segments_[segment].parameters) {
     const auto& data = parameters_[i].tensor.impl();
     if (!data->requires_grad || !data->grad_ready) continue;
-    data->storage->will_write();
+    if (!any) data->storage->will_write();
+    any = true;
     ++steps_[i];
-    update(i, parameters_[i].tensor, Tensor(data->grad), data->grad_scale, steps_[i]);
   }
+  return any;
+}
+
+std::vector<GradientRun> Optimizer::runs_of(std::size_t segment) const {
+  return gradient_runs(parameters_, segments_[segment],
+                       [this](std::size_t a, std::size_t b) { return steps_[a] == steps_[b]; });
+}
+
+void Optimizer::update_range(std::size_t segment, ElementRange range, const Memory& memory) {
+  const auto element = static_cast<std::int64_t>(size_of(segments_[segment].dtype));
+  const std::vector<GradientRun> runs = runs_of(segment);
+  for (const GradientRun& run : runs) {
+    TESSERA_REQUIRE(run.lies_as(runs.front()),
+                    "the gradients of a segment do not lie as its parameters do; use step()");
+    const ElementRange part = intersect(run.range, range);
+    if (part.count == 0) continue;
+    const std::int64_t offset = part.first - range.first;
+    Memory own = memory;
+    own.parameter = memory.parameter + offset * element;
+    own.gradient = memory.gradient + offset * static_cast<std::int64_t>(size_of(run.dtype));
+    for (std::byte*& state : own.states) state += offset * element;
+    update_run(segment, run, part, std::move(own));
+  }
+}
+
+void Optimizer::update_run(std::size_t segment, const GradientRun& run, ElementRange part,
+                           Memory memory) {
+  Update what;
+  what.device = memory.device;
+  what.parameter = memory.parameter;
+  what.gradient = memory.gradient;
+  what.states = std::move(memory.states);
+  what.count = part.count;
+  what.dtype = segments_[segment].dtype;
+  what.gradient_dtype = run.dtype;
+  what.gradient_scale = run.storage->pending_factor();
+  what.step = steps_[segments_[segment].parameters[run.first]];
+  // The edges inside the part, and its beginning where that decays.
+  const std::vector<std::int64_t>& edges = edges_[segment];
+  std::vector<std::int64_t> own_edges;
+  const auto next = std::upper_bound(edges.begin(), edges.end(), part.first);
+  if ((next - edges.begin()) % 2 == 1) own_edges.push_back(0);
+  for (auto edge = next; edge != edges.end() && *edge < part.end(); ++edge) {
+    own_edges.push_back(*edge - part.first);
+  }
+  what.decay_edges = own_edges;
+  update(what);
+}
+
+Optimizer::Memory Optimizer::memory_of(std::size_t segment, ElementRange range) {
+  const std::vector<GradientRun> runs = runs_of(segment);
+  TESSERA_REQUIRE(!runs.empty(), "a segment without gradients has nothing to update");
+  return memory_in(segment, runs.front(), range);
+}
+
+Optimizer::Memory Optimizer::memory_in(std::size_t segment, const GradientRun& run,
+                                       ElementRange range) {
+  const Segment& whole = segments_[segment];
+  const std::int64_t offset = range.first * static_cast<std::int64_t>(size_of(whole.dtype));
+  Memory memory;
+  memory.device = whole.storage->device();
+  memory.states.resize(state_names().size());
+  std::vector<Tensor> states;
+  for (std::size_t i = 0; i < memory.states.size(); ++i) {
+    states.push_back(segment_state(segment, i));
+  }
+  if (memory.device.is_meta()) return memory;  // no addresses
+  memory.parameter = whole.data() + offset;
+  memory.gradient =
+      run.data() + (range.first - run.range.first) * static_cast<std::int64_t>(size_of(run.dtype));
+  for (std::size_t i = 0; i < states.size(); ++i) memory.states[i] = states[i].data() + offset;
+  return memory;
 }
 
 void Optimizer::zero_grad() {
   for (auto& parameter : parameters_) parameter.tensor.zero_grad();
 }
 
-Tensor Optimizer::state(std::size_t index, const std::string& name) {
-  Tensor& tensor = states_[index][name];
+Tensor Optimizer::segment_state(std::size_t segment, std::size_t which) {
+  std::vector<Tensor>& states = states_[segment];
+  if (states.empty()) states.resize(state_names().size());
+  Tensor& tensor = states.at(which);
   if (!tensor) {
-    const Tensor& parameter = parameters_[index].tensor;
-    tensor = Tensor::zeros(parameter.shape(), parameter.dtype(), parameter.device());
+    const MemoryScope kind(MemoryKind::optimizer);
+    const Segment& whole = segments_[segment];
+    tensor = Tensor::zeros({whole.count}, whole.dtype, whole.storage->device());
   }
   return tensor;
+}
+
+Tensor Optimizer::state(std::size_t index, const std::string& name) {
+  const std::vector<std::string> names = state_names();
+  const auto found = std::find(names.begin(), names.end(), name);
+  TESSERA_REQUIRE(found != names.end(), "the optimizer has no state {}", name);
+  const std::size_t segment = segment_of_[index];
+  const Tensor whole = segment_state(segment, static_cast<std::size_t>(found - names.begin()));
+  const ElementRange place = segments_[segment].places[member_of_[index]];
+  const std::size_t offset = static_cast<std::size_t>(place.first) * size_of(whole.dtype());
+  return Tensor::view_of(whole.storage(), place.count == 0 ? 0 : offset,
+                         parameters_[index].tensor.shape(), whole.dtype());
 }
 
 void Optimizer::set_step_counts(std::vector<std::int64_t> counts) {
@@ -57,7 +184,7 @@ void Optimizer::set_step_counts(std::vector<std::int64_t> counts) {
 std::size_t Optimizer::state_bytes() const {
   std::size_t total = 0;
   for (const auto& states : states_) {
-    for (const auto& [name, tensor] : states) total += tensor.bytes();
+    for (const Tensor& tensor : states) total += tensor ? tensor.bytes() : 0;
   }
   return total;
 }

@@ -1,14 +1,19 @@
 // Optimizers over fp32 parameters (an unsharded module's, or one rank's shards: the update is
 // element-wise, so both give the same bits). State is made at the first step that sees a gradient.
+//
+// Parameters that lie one behind the other, as a shard's do, form segments (segments.h): one kernel
+// updates a segment. step() does all of them. Who wants to work piece by piece, perhaps on copies
+// of the memory, calls begin_step() of a segment and then update_range().
 #pragma once
 
 #include <cstdint>
 #include <functional>
-#include <map>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "engine/nn/module.h"
+#include "engine/optim/segments.h"
 
 namespace tessera::optim {
 
@@ -18,9 +23,26 @@ using ParameterFilter = std::function<bool(const nn::NamedParameter&)>;
 // transformers.
 bool decay_matrices(const nn::NamedParameter& parameter);
 
+// Neighbouring elements that are updated alike, and where they lie: what an optimizer's kernel is
+// given.
+struct Update {
+  Device device;
+  std::byte* parameter = nullptr;
+  const std::byte* gradient = nullptr;
+  std::vector<std::byte*> states;  // in the order of state_names()
+  std::int64_t count = 0;
+  DType dtype = DType::float32;  // of parameter and states
+  DType gradient_dtype = DType::float32;
+  float gradient_scale = 1.0f;  // to be multiplied in (clipping)
+  std::int64_t step = 1;        // counted from 1
+  // The elements whose weights decay: [edges[0], edges[1]), [edges[2], edges[3]) ...
+  std::span<const std::int64_t> decay_edges;
+};
+
 class Optimizer {
  public:
-  explicit Optimizer(std::vector<nn::NamedParameter> parameters);
+  // `decay` says which parameters' weights decay; none: all.
+  explicit Optimizer(std::vector<nn::NamedParameter> parameters, const ParameterFilter& decay = {});
   virtual ~Optimizer() = default;
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
@@ -29,6 +51,25 @@ class Optimizer {
   // all.
   void step();
   void zero_grad();
+
+  [[nodiscard]] const std::vector<Segment>& segments() const { return segments_; }
+  // What step() does, for one segment.
+  void step(std::size_t segment);
+  // Counts a step of the segment's parameters that have gradients, and tells their storage that
+  // they will change. False: none has one, and there is nothing to update.
+  bool begin_step(std::size_t segment);
+  // Memory that holds a range of a segment, gradients and state included, or takes its place.
+  struct Memory {
+    Device device;
+    std::byte* parameter = nullptr;
+    const std::byte* gradient = nullptr;
+    std::vector<std::byte*> states;  // in the order of state_names()
+  };
+  // After begin_step(): updates elements `range` of the segment in `memory`. Ranges may come in any
+  // order and be cut anywhere; each element once. Gradients must lie as their parameters do.
+  void update_range(std::size_t segment, ElementRange range, const Memory& memory);
+  // A range where it lies. State is made when there is none.
+  [[nodiscard]] Memory memory_of(std::size_t segment, ElementRange range);
 
   [[nodiscard]] double learning_rate() const { return learning_rate_; }
   void set_learning_rate(double value) { learning_rate_ = value; }
@@ -39,6 +80,8 @@ class Optimizer {
   [[nodiscard]] virtual std::vector<std::string> state_names() const = 0;
   // State tensor `name` of parameter `index`, made (zero) when absent: for saving and loading.
   Tensor state(std::size_t index, const std::string& name);
+  // State `which` (of state_names()) of a whole segment, likewise.
+  Tensor segment_state(std::size_t segment, std::size_t which);
   // How many steps each parameter has seen (bias correction counts them).
   [[nodiscard]] std::vector<std::int64_t> step_counts() const { return steps_; }
   void set_step_counts(std::vector<std::int64_t> counts);
@@ -46,12 +89,21 @@ class Optimizer {
   [[nodiscard]] std::size_t state_bytes() const;
 
  protected:
-  virtual void update(std::size_t index, const Tensor& parameter, const Tensor& gradient,
-                      float gradient_scale, std::int64_t step) = 0;
+  virtual void update(const Update& update) = 0;
 
  private:
+  void find_decay_edges(const ParameterFilter& decay);
+  [[nodiscard]] std::vector<GradientRun> runs_of(std::size_t segment) const;
+  [[nodiscard]] Memory memory_in(std::size_t segment, const GradientRun& run, ElementRange range);
+  // `memory` is that of `part`, which lies in the run.
+  void update_run(std::size_t segment, const GradientRun& run, ElementRange part, Memory memory);
+
   std::vector<nn::NamedParameter> parameters_;
-  std::vector<std::map<std::string, Tensor>> states_;
+  std::vector<Segment> segments_;
+  std::vector<std::size_t> segment_of_;           // by parameter
+  std::vector<std::size_t> member_of_;            // its place among the segment's parameters
+  std::vector<std::vector<std::int64_t>> edges_;  // by segment
+  std::vector<std::vector<Tensor>> states_;       // by segment, in the order of state_names()
   std::vector<std::int64_t> steps_;
   double learning_rate_ = 0;
 };
@@ -72,9 +124,10 @@ class AdamW : public Optimizer {
     return {"exp_avg", "exp_avg_sq"};
   }
 
+ protected:
+  void update(const Update& update) override;
+
  private:
-  void update(std::size_t index, const Tensor& parameter, const Tensor& gradient,
-              float gradient_scale, std::int64_t step) override;
   AdamWOptions options_;
 };
 
@@ -92,9 +145,10 @@ class Sgd : public Optimizer {
   Sgd(std::vector<nn::NamedParameter> parameters, const SgdOptions& options);
   [[nodiscard]] std::vector<std::string> state_names() const override;
 
+ protected:
+  void update(const Update& update) override;
+
  private:
-  void update(std::size_t index, const Tensor& parameter, const Tensor& gradient,
-              float gradient_scale, std::int64_t step) override;
   SgdOptions options_;
 };
 

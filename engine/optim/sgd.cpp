@@ -6,7 +6,7 @@
 namespace tessera::optim {
 
 Sgd::Sgd(std::vector<nn::NamedParameter> parameters, const SgdOptions& options)
-    : Optimizer(std::move(parameters)), options_(options) {
+    : Optimizer(std::move(parameters), options.decay), options_(options) {
   TESSERA_REQUIRE(options.lr >= 0 && options.momentum >= 0,
                   "Sgd: lr {} and momentum {} cannot be negative", options.lr, options.momentum);
   TESSERA_REQUIRE(!options.nesterov || (options.momentum > 0 && options.dampening == 0),
@@ -19,26 +19,24 @@ std::vector<std::string> Sgd::state_names() const {
   return {"momentum"};
 }
 
-void Sgd::update(std::size_t index, const Tensor& parameter, const Tensor& gradient,
-                 float gradient_scale, std::int64_t step) {
-  const bool decays = !options_.decay || options_.decay(parameters()[index]);
-  const Tensor buffer = options_.momentum != 0 ? state(index, "momentum") : Tensor{};
-  TESSERA_LAUNCH(parameter.device(), sgd_step,
-                 {.param = parameter.data(),
-                  .grad = gradient.data(),
-                  .momentum_buffer = buffer ? buffer.data() : nullptr,
+void Sgd::update(const Update& u) {
+  TESSERA_LAUNCH(u.device, sgd_step,
+                 {.param = u.parameter,
+                  .grad = u.gradient,
+                  .momentum_buffer = u.states.empty() ? nullptr : u.states[0],
                   .copy = nullptr,
-                  .n = parameter.elements(),
-                  .dtype = parameter.dtype(),
-                  .grad_dtype = gradient.dtype(),
-                  .copy_dtype = parameter.dtype(),
+                  .n = u.count,
+                  .dtype = u.dtype,
+                  .grad_dtype = u.gradient_dtype,
+                  .copy_dtype = u.dtype,
                   .lr = learning_rate(),
                   .momentum = options_.momentum,
                   .dampening = options_.dampening,
-                  .weight_decay = decays ? options_.weight_decay : 0.0,
+                  .weight_decay = u.decay_edges.empty() ? 0.0 : options_.weight_decay,
                   .nesterov = options_.nesterov,
-                  .first_step = step == 1,
-                  .grad_scale = gradient_scale});
+                  .first_step = u.step == 1,
+                  .grad_scale = u.gradient_scale,
+                  .decay = {u.decay_edges.data(), static_cast<int>(u.decay_edges.size())}});
 }
 
 }  // namespace tessera::optim

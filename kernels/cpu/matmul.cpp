@@ -27,9 +27,9 @@ constexpr std::int64_t kFewestColumns = 2;
 // The same for oneDNN's bfloat16 products, which leave AMX for small ones.
 constexpr std::int64_t kFewestRowsBFloat16 = 48;
 
-// Elements of a widened operand that are worked on at once: what a 16-bit product may need in
-// scratch memory.
-constexpr std::int64_t kWidenedElements = std::int64_t{1} << 22;
+// Elements of a widened operand that are worked on at once: with the block of the other operand and
+// of the result, a thread's scratch memory for 16-bit products is some 20 MiB.
+constexpr std::int64_t kWidenedElements = std::int64_t{1} << 21;
 
 const void* element(const void* base, DType dtype, std::int64_t index) {
   return static_cast<const std::byte*>(base) + index * static_cast<std::int64_t>(size_of(dtype));

@@ -33,32 +33,63 @@ std::int64_t TileColumns() {
   return kTileVectors * static_cast<std::int64_t>(LaneCount<float>());
 }
 
-// [depth, kTileRows]: `rows` rows of a from `row` on, elements [k, k+depth) of each; zeros below.
+// Panels of [depth, kTileRows], one after the other: `rows` rows of a from `row` on, elements [k,
+// k+depth) of each; zeros below. A transposed a is read along its own rows, all panels at once: one
+// panel at a time would fetch each of its lines again for every panel, and where its rows are a
+// power of two apart, from behind the second cache.
 void PackA(const Matmul& product, std::int64_t row, std::int64_t rows, std::int64_t k,
            std::int64_t depth, float* out) {
   const auto* a = static_cast<const float*>(product.a);
-  const std::int64_t row_step = product.transpose_a ? 1 : product.lda;
-  const std::int64_t k_step = product.transpose_a ? product.lda : 1;
-  for (std::int64_t r = 0; r < kTileRows; ++r) {
-    const float* from = a + (row + r) * row_step + k * k_step;
+  const std::int64_t panel_elements = kTileRows * depth;
+  if (product.transpose_a) {
+    const std::int64_t whole = rows / kTileRows * kTileRows;
     for (std::int64_t i = 0; i < depth; ++i) {
-      out[i * kTileRows + r] = r < rows ? from[i * k_step] * product.alpha : 0.0f;
+      const float* from = a + (k + i) * product.lda + row;
+      float* to = out + i * kTileRows;
+      for (std::int64_t r = 0; r < whole; r += kTileRows, to += panel_elements) {
+        for (std::int64_t j = 0; j < kTileRows; ++j) to[j] = from[r + j] * product.alpha;
+      }
+      if (whole == rows) continue;
+      for (std::int64_t j = 0; j < kTileRows; ++j) {
+        to[j] = whole + j < rows ? from[whole + j] * product.alpha : 0.0f;
+      }
+    }
+    return;
+  }
+  for (std::int64_t panel = 0; panel < rows; panel += kTileRows, out += panel_elements) {
+    for (std::int64_t r = 0; r < kTileRows; ++r) {
+      const float* from = a + (row + panel + r) * product.lda + k;
+      for (std::int64_t i = 0; i < depth; ++i) {
+        out[i * kTileRows + r] = panel + r < rows ? from[i] * product.alpha : 0.0f;
+      }
     }
   }
 }
 
-// [depth, columns of a tile]: columns of b from `column` on; zeros to the right.
+// [depth, columns of a tile]: columns of b from `column` on; zeros to the right. A transposed b is
+// read a line of each of its rows at a time, so that lines in one set of the first cache, where its
+// rows are a power of two apart, need not stay there.
 void PackB(const Matmul& product, std::int64_t column, std::int64_t columns, std::int64_t k,
            std::int64_t depth, float* out) {
   const auto* b = static_cast<const float*>(product.b);
   const std::int64_t width = TileColumns();
+  if (product.transpose_b) {
+    constexpr std::int64_t line = 64 / sizeof(float);
+    for (std::int64_t i = 0; i < depth; i += line) {
+      const std::int64_t count = std::min(line, depth - i);
+      for (std::int64_t j = 0; j < columns; ++j) {
+        const float* from = b + (column + j) * product.ldb + k + i;
+        for (std::int64_t e = 0; e < count; ++e) out[(i + e) * width + j] = from[e];
+      }
+    }
+    for (std::int64_t i = 0; columns < width && i < depth; ++i) {
+      std::fill(out + i * width + columns, out + (i + 1) * width, 0.0f);
+    }
+    return;
+  }
   for (std::int64_t i = 0; i < depth; ++i) {
     float* to = out + i * width;
-    if (product.transpose_b) {
-      for (std::int64_t j = 0; j < columns; ++j) to[j] = b[(column + j) * product.ldb + k + i];
-    } else {
-      std::copy_n(b + (k + i) * product.ldb + column, columns, to);
-    }
+    std::copy_n(b + (k + i) * product.ldb + column, columns, to);
     std::fill(to + columns, to + width, 0.0f);
   }
 }
@@ -145,18 +176,15 @@ void RegionFp32(const Matmul& product, std::int64_t first_row, std::int64_t last
       const bool add = k > 0 || product.accumulate;
       for (std::int64_t row = first_row; row < last_row; row += kBlockRows) {
         const std::int64_t rows = std::min(kBlockRows, last_row - row);
-        for (std::int64_t i = 0; i < rows; i += kTileRows) {
-          PackA(product, row + i, std::min<std::int64_t>(kTileRows, rows - i), k, depth,
-                a + i * kDepth);
-        }
+        PackA(product, row, rows, k, depth, a);
         for (std::int64_t j = 0; j < columns; j += width) {
           for (std::int64_t i = 0; i < rows; i += kTileRows) {
             const std::int64_t tile_rows = std::min<std::int64_t>(kTileRows, rows - i);
             float* const to = c + (row + i) * product.ldc + column + j;
             if (j + width <= columns) {
-              RunRows(tile_rows, a + i * kDepth, b + j * kDepth, depth, add, to, product.ldc);
+              RunRows(tile_rows, a + i * depth, b + j * kDepth, depth, add, to, product.ldc);
             } else {
-              RunEdge(tile_rows, columns - j, a + i * kDepth, b + j * kDepth, depth, add, to,
+              RunEdge(tile_rows, columns - j, a + i * depth, b + j * kDepth, depth, add, to,
                       product.ldc);
             }
           }

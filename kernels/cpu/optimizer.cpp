@@ -240,12 +240,31 @@ void require_types(const char* kernel, const Step& a) {
                   kernel, name_of(a.copy_dtype), name_of(a.dtype));
 }
 
+// Calls body(step, first, last) for the parts of [first, last) that decay alike.
+template <class Step, class Body>
+void for_decay_ranges(const Step& a, std::int64_t first, std::int64_t last, Body&& body) {
+  if (a.decay.edges == nullptr) return body(a, first, last);
+  Step without = a;
+  without.weight_decay = 0;
+  const std::int64_t* const edges = a.decay.edges;
+  const std::int64_t* const end = edges + a.decay.count;
+  for (const std::int64_t* next = std::upper_bound(edges, end, first); first < last; ++next) {
+    const std::int64_t until = next == end ? last : std::min(last, *next);
+    if (until > first) body((next - edges) % 2 == 1 ? a : without, first, until);
+    first = until;
+    if (next == end) break;
+  }
+}
+
 }  // namespace
 
 void cpu::adamw_step(const AdamWStep& a, Queue) {
   require_types("adamw_step", a);
-  parallel_for(0, a.n, kGrain, [&](std::int64_t first, std::int64_t last) {
-    HWY_DYNAMIC_DISPATCH(AdamWRange)(a, first, last);
+  parallel_for(0, a.n, kGrain, [&](std::int64_t begin, std::int64_t end) {
+    for_decay_ranges(a, begin, end,
+                     [](const AdamWStep& step, std::int64_t first, std::int64_t last) {
+                       HWY_DYNAMIC_DISPATCH(AdamWRange)(step, first, last);
+                     });
   });
 }
 
@@ -253,8 +272,10 @@ void cpu::sgd_step(const SgdStep& a, Queue) {
   require_types("sgd_step", a);
   TESSERA_REQUIRE(a.momentum == 0 || a.momentum_buffer != nullptr,
                   "sgd_step: momentum {} needs a momentum buffer", a.momentum);
-  parallel_for(0, a.n, kGrain, [&](std::int64_t first, std::int64_t last) {
-    HWY_DYNAMIC_DISPATCH(SgdRange)(a, first, last);
+  parallel_for(0, a.n, kGrain, [&](std::int64_t begin, std::int64_t end) {
+    for_decay_ranges(a, begin, end, [](const SgdStep& step, std::int64_t first, std::int64_t last) {
+      HWY_DYNAMIC_DISPATCH(SgdRange)(step, first, last);
+    });
   });
 }
 

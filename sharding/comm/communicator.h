@@ -103,13 +103,18 @@ class Communicator {
   [[nodiscard]] virtual std::string_view backend() const = 0;
   // Where buffers lie and sums are computed.
   [[nodiscard]] virtual Device device() const = 0;
+  // Whether the ranks see one memory, so that a one_copy buffer exists once for all of them.
+  [[nodiscard]] virtual bool one_memory() const { return true; }
+  // Whether sums have the order and the precision that reduce_scatter names below.
+  [[nodiscard]] virtual bool fixed_order() const { return true; }
 
   // Collective: every rank asks for the same name, bytes and sharing.
   virtual std::shared_ptr<Buffer> allocate(std::string_view name, std::size_t bytes,
                                            Sharing sharing) = 0;
 
-  // Waits until this rank may write `buffer` again (all ranks have released its last contents).
-  virtual void acquire(Buffer& buffer) = 0;
+  // Waits until this rank may write `buffer` again (all ranks have released its last contents). The
+  // tag says in errors what for; it is not compared.
+  virtual void acquire(Buffer& buffer, Tag tag = {}) = 0;
 
   // Publishes this rank's share, bytes [rank*n/size, (rank+1)*n/size) of the first n = `bytes` of a
   // one_copy buffer; returns when every rank's share can be read. n must be a multiple of size and
@@ -127,6 +132,10 @@ class Communicator {
   virtual void all_reduce(Buffer& buffer, std::int64_t count, void* out, Reduction reduction,
                           Tag tag) = 0;
 
+  // Collective. Makes now what reductions would make when they first need it: `bytes` are what
+  // sharding/comm/scratch.h says for the largest of this rank's.
+  virtual void reserve_scratch(std::size_t /*bytes*/) {}
+
   // Control plane, for small messages (kilobytes). exchange returns every rank's message in rank
   // order.
   virtual std::vector<std::string> exchange(std::string_view message, Tag tag = {}) = 0;
@@ -136,8 +145,21 @@ class Communicator {
 
   // Collective: a communicator of the ranks that name the same colour, ordered by (key, rank).
   virtual std::shared_ptr<Communicator> split(int color, int key, std::string_view name) = 0;
+  // The same of ranks whose numbers every rank can tell by itself: blocks of `ranks` consecutive
+  // ones, and those that have one place in their blocks. `ranks` divides size().
+  virtual std::shared_ptr<Communicator> split_blocks(int ranks, std::string_view name) {
+    return split(rank() / ranks, rank(), name);
+  }
+  virtual std::shared_ptr<Communicator> split_across_blocks(int ranks, std::string_view name) {
+    return split(rank() % ranks, rank(), name);
+  }
   // Collective: the same ranks, an independent channel.
   virtual std::shared_ptr<Communicator> duplicate(std::string_view name) = 0;
+
+  // Bytes of collective memory that this rank holds now, as they were asked for: buffers and the
+  // scratch of reductions, of all communicators that were split or duplicated from one connection.
+  // Of a buffer that ranks share one copy of, this rank's share.
+  [[nodiscard]] virtual std::size_t held_bytes() const = 0;
 
   // Tells every rank that this one gives up: their present and later calls throw Error(rank_failed)
   // with this rank's number and reason. Callable from any thread, at any time, also during another

@@ -8,6 +8,7 @@
 #include "engine/backend.h"
 #include "kernels/base/error.h"
 #include "sharding/comm/nccl.h"
+#include "sharding/comm/record/communicator.h"
 #include "sharding/comm/rendezvous.h"
 #include "sharding/comm/shared_communicator.h"
 #include "sharding/comm/single_process.h"
@@ -82,6 +83,15 @@ JobHandles make_job(const World& world, std::chrono::milliseconds timeout) {
 
 std::shared_ptr<Communicator> connect(const World& world, const ConnectOptions& options) {
   require_device(options.device);
+  if (options.device.is_planned()) {
+    const bool on_gpus = options.device == Device::planned(DeviceType::cuda);
+    return connect_record({.rank = world.rank,
+                           .size = world.size,
+                           .device = options.device,
+                           .one_memory = !on_gpus || world.size == 1,
+                           .fixed_order = options.fixed_order},
+                          std::make_shared<Recorder>());
+  }
   if (options.device.type != DeviceType::cpu && world.size > 1) return connect_nccl(world, options);
   check_world(world);
   if (world.size == 1) {

@@ -59,7 +59,7 @@ class DeviceBuffer::Block {
   Block(std::shared_ptr<MemorySource> source, std::size_t bytes) : source_(std::move(source)) {
     const std::size_t wanted = std::max<std::size_t>(bytes, 1);
     bytes_ = round_up(wanted, source_->granularity(wanted));
-    memory_ = source_->take(bytes_);
+    memory_ = source_->obtain(bytes_);
     TESSERA_CHECK(memory_ != nullptr, ErrorCode::out_of_memory,
                   "cannot get {} bytes of the GPU's memory for collectives; use smaller units or a "
                   "strategy that shards more",

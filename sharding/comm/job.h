@@ -13,6 +13,7 @@
 
 #include "engine/device.h"
 #include "sharding/comm/arena.h"
+#include "sharding/comm/held_memory.h"
 #include "sharding/comm/standstill.h"
 
 namespace tessera::comm {
@@ -88,6 +89,7 @@ class Job {
     return parts_.device_parts;
   }
   [[nodiscard]] Device device() const;
+  [[nodiscard]] const std::shared_ptr<HeldMemory>& held_memory() const { return held_memory_; }
   // Whether there is a core for every rank.
   [[nodiscard]] bool may_spin() const { return may_spin_; }
 
@@ -121,6 +123,7 @@ class Job {
 
   Parts parts_;
   bool may_spin_;
+  std::shared_ptr<HeldMemory> held_memory_ = std::make_shared<HeldMemory>();
   StandstillWatch standstill_;
 };
 

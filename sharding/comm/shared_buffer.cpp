@@ -117,7 +117,8 @@ SharedBuffer::SharedBuffer(std::shared_ptr<Group> group, std::unique_ptr<Segment
       on_device_(std::move(on_device)),
       name_(std::move(name)),
       bytes_(bytes),
-      sharing_(sharing) {
+      sharing_(sharing),
+      held_(group_->job()->held_memory(), share_of_buffer(bytes, sharing, group_->size())) {
   call_.bytes = bytes;
   call_.buffer = number;
   call_.sharing = sharing;
@@ -155,13 +156,13 @@ Call SharedBuffer::call(Op op, Tag tag) const {
   return call;
 }
 
-void SharedBuffer::acquire() {
+void SharedBuffer::acquire(Tag tag) {
   const State state = state_.load(std::memory_order_acquire);
   if (state == State::acquired) return;
   TESSERA_REQUIRE(
       state == State::released,
       "acquire of '{}': this rank has not released its contents, and would wait for itself", name_);
-  const Call waiting = call(Op::acquire, {});
+  const Call waiting = call(Op::acquire, tag);
   group_->check(waiting);
   group_->wait(waiting, [this](int rank) { return released_by(rank).load() < generation_; });
   if (on_device_) on_device_->await_released();

@@ -14,6 +14,7 @@
 #include "sharding/comm/communicator.h"
 #include "sharding/comm/device_parts.h"
 #include "sharding/comm/group.h"
+#include "sharding/comm/held_memory.h"
 
 namespace tessera::comm {
 
@@ -43,7 +44,7 @@ class SharedBuffer final : public Buffer {
   // A call on this buffer, for the ranks to compare.
   [[nodiscard]] Call call(Op op, Tag tag) const;
 
-  void acquire();
+  void acquire(Tag tag);
   // The writer's part is over: the contents become the next generation. A logic_error without
   // acquire().
   void publish(Op op);
@@ -62,6 +63,7 @@ class SharedBuffer final : public Buffer {
   Call call_;  // what all calls on this buffer have in common
   std::uint64_t generation_ = 0;
   std::atomic<State> state_{State::released};  // release() may come from another thread
+  HeldBlock held_;
 };
 
 }  // namespace tessera::comm

@@ -12,17 +12,10 @@
 #include "kernels/base/error.h"
 #include "sharding/comm/arguments.h"
 #include "sharding/comm/messages.h"
+#include "sharding/comm/scratch.h"
 
 namespace tessera::comm {
 namespace {
-
-// all_reduce works in pieces: small enough to stay in a core's cache between the two phases; on a
-// GPU large enough that its ranks seldom meet.
-std::size_t sum_chunk_bytes(Device device) {
-  return device.type == DeviceType::cpu ? std::size_t{1} << 19 : std::size_t{4} << 20;
-}
-// Below this, all ranks' contents together, every rank sums for itself.
-constexpr std::size_t direct_sum_bytes = std::size_t{64} << 10;
 
 std::byte* element(void* memory, std::int64_t index, DType dtype) {
   return static_cast<std::byte*>(memory) + index * static_cast<std::int64_t>(size_of(dtype));
@@ -43,8 +36,8 @@ std::shared_ptr<Buffer> SharedCommunicator::allocate(std::string_view name, std:
   return SharedBuffer::allocate(group_, name, bytes, sharing, ++buffers_);
 }
 
-void SharedCommunicator::acquire(Buffer& buffer) {
-  own(buffer, Op::acquire).acquire();
+void SharedCommunicator::acquire(Buffer& buffer, Tag tag) {
+  own(buffer, Op::acquire).acquire(tag);
 }
 
 void SharedCommunicator::all_gather(Buffer& buffer, std::size_t bytes, Tag tag) {
@@ -94,16 +87,8 @@ void SharedCommunicator::all_reduce(Buffer& buffer, std::int64_t count, void* ou
   check_all_reduce(shared, count, out, reduction);
   Call call = with_reduction(shared.call(Op::all_reduce, tag), reduction);
   call.bytes = static_cast<std::uint64_t>(count) * size_of(reduction.in_dtype);
-  // Two ranks read less when each sums everything, and small sums are not worth a second meeting. A
-  // 16-bit output that accumulates has to be rounded once, from its own old value and the whole
-  // sum.
-  const bool direct = size() <= 2 ||
-                      call.bytes * static_cast<std::uint64_t>(size()) <= direct_sum_bytes ||
-                      (reduction.accumulate && size_of(reduction.out_dtype) == 2);
-  if (!direct && sums_ == nullptr) {
-    sums_ = SharedBuffer::allocate(group_, "sums of all_reduce", 2 * sum_chunk_bytes(device()),
-                                   Sharing::one_copy, ++buffers_);
-  }
+  const bool direct = sums_for_itself(size(), call.bytes, reduction);
+  if (!direct) reserve_scratch(2 * sum_chunk_bytes(device()));
   shared.publish(Op::all_reduce);
   group_->meet_with_queues(call);
   if (!direct) {
@@ -112,6 +97,12 @@ void SharedCommunicator::all_reduce(Buffer& buffer, std::int64_t count, void* ou
     reduce(shared, 0, count, out, reduction);
   }
   shared.release();
+}
+
+void SharedCommunicator::reserve_scratch(std::size_t bytes) {
+  if (bytes == 0 || sums_ != nullptr) return;
+  sums_ =
+      SharedBuffer::allocate(group_, "sums of all_reduce", bytes, Sharing::one_copy, ++buffers_);
 }
 
 // Each rank sums its part of a chunk into shared memory, and then takes the others' parts from

@@ -28,17 +28,21 @@ class SharedCommunicator final : public Communicator {
 
   std::shared_ptr<Buffer> allocate(std::string_view name, std::size_t bytes,
                                    Sharing sharing) override;
-  void acquire(Buffer& buffer) override;
+  void acquire(Buffer& buffer, Tag tag) override;
   void all_gather(Buffer& buffer, std::size_t bytes, Tag tag) override;
   void reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges, Reduction reduction,
                       Tag tag) override;
   void all_reduce(Buffer& buffer, std::int64_t count, void* out, Reduction reduction,
                   Tag tag) override;
+  void reserve_scratch(std::size_t bytes) override;
   std::vector<std::string> exchange(std::string_view message, Tag tag) override;
   std::string broadcast(std::string_view message, int root, Tag tag) override;
   void barrier(Tag tag) override;
   std::shared_ptr<Communicator> split(int color, int key, std::string_view name) override;
   std::shared_ptr<Communicator> duplicate(std::string_view name) override;
+  [[nodiscard]] std::size_t held_bytes() const override {
+    return group_->job()->held_memory()->bytes();
+  }
   void abort(std::string_view reason) noexcept override;
   void note(Activity activity) noexcept override;
 
@@ -53,7 +57,8 @@ class SharedCommunicator final : public Communicator {
 
   std::shared_ptr<Group> group_;
   std::uint64_t buffers_ = 0;
-  std::shared_ptr<SharedBuffer> sums_;  // of all_reduce, from its first call on
+  std::shared_ptr<SharedBuffer>
+      sums_;  // of all_reduce, from reserve_scratch() or its first call on
   std::vector<const void*> sources_;
 };
 

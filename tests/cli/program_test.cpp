@@ -104,9 +104,9 @@ TEST(Program, EnvironmentIsTextOrJson) {
   Program text({"env"});
   ASSERT_EQ(text.wait(), 0);
   EXPECT_NE(text.out().find("oneDNN"), std::string::npos);
-  Program json({"env", "--json"});
-  ASSERT_EQ(json.wait(), 0);
-  const auto object = nlohmann::json::parse(json.out());
+  Program as_json({"env", "--json"});
+  ASSERT_EQ(as_json.wait(), 0);
+  const auto object = nlohmann::json::parse(as_json.out());
   EXPECT_TRUE(object["cpu"]["bf16"].is_boolean());
   EXPECT_GT(object["cpu"]["usable_cores"].get<int>(), 0);
   EXPECT_GT(object["memory"]["total_bytes"].get<std::int64_t>(), 0);

@@ -209,7 +209,8 @@ TEST(Recipe, WrongValuesAreNamed) {
 TEST(Recipe, FeaturesThatDoNotExistAreRefusedByName) {
   for (const char* text :
        {"log: {tensorboard: out}", "log: {trace: t}", "sharding: {offload_params: true}",
-        "sharding: {activation_checkpointing: true}", "sharding: {mixed_precision: fp16}",
+        "sharding: {activation_offload: true}", "sharding: {mixed_precision: fp16}",
+        "sharding: {reduce_dtype: fp16}", "sharding: {reduce_dtype: Float16}",
         "sharding: {reshard_after_forward: 2}", "checkpoint: {state_dict_type: LOCAL_STATE_DICT}",
         "sharding: {use_orig_params: false}"}) {
     EXPECT_NE(refusal_of(text).find("is not available in this version"), std::string::npos)
@@ -297,6 +298,45 @@ TEST(Recipe, KeysThatDoNotFitEachOther) {
   EXPECT_EQ(batch_size_per_rank(parse(split), 3), 2);
   EXPECT_EQ(refusal([&] { validate(parse(split), 4); }),
             "r.yaml:1: data.batch_size 6 cannot be split over 4 ranks (data.split_batches: true)");
+}
+
+TEST(Recipe, RecomputationIsReadAndChecked) {
+  using A = ActivationCheckpointing;
+  const auto chosen = [](const std::string& value) {
+    return parse("sharding: {activation_checkpointing: " + value + "}")
+        .sharding.activation_checkpointing;
+  };
+  EXPECT_EQ(parse("train: {steps: 1}").sharding.activation_checkpointing, A::none);
+  EXPECT_EQ(chosen("false"), A::none);
+  EXPECT_EQ(chosen("true"), A::full);
+  EXPECT_EQ(chosen("selective"), A::selective);
+  const Recipe recipe = parse(
+      "data: {train: x}\nsharding: {fsdp_activation_checkpointing: true, "
+      "activation_checkpointing_every: 2, "
+      "fsdp_activation_checkpointing_cls: \"GPT2MLP,GPT2Attention\"}");
+  EXPECT_EQ(recipe.sharding.activation_checkpointing_cls,
+            (std::vector<std::string>{"GPT2MLP", "GPT2Attention"}));
+  EXPECT_EQ(recipe.sharding.activation_checkpointing_every, 2);
+  EXPECT_EQ(to_json(parse_recipe(to_json(recipe).dump(), "json", {})), to_json(recipe));
+
+  EXPECT_EQ(refusal_of("sharding: {activation_checkpointing: maybe}"),
+            "r.yaml:1: sharding.activation_checkpointing must be one of false | true | selective, "
+            "got maybe");
+  EXPECT_EQ(refusal_of("sharding: {activation_checkpointing_every: 0}"),
+            "r.yaml:1: sharding.activation_checkpointing_every must be at least 1, got 0");
+  EXPECT_EQ(invalid("sharding: {activation_checkpointing_cls: GPT2MLP}"),
+            "r.yaml:2: sharding.activation_checkpointing_cls needs "
+            "sharding.activation_checkpointing: true or selective");
+  EXPECT_EQ(invalid("sharding: {activation_checkpointing_every: 2}"),
+            "r.yaml:2: sharding.activation_checkpointing_every needs "
+            "sharding.activation_checkpointing: true or selective");
+  EXPECT_EQ(invalid("sharding: {activation_checkpointing: true, auto_wrap_policy: NO_WRAP}"),
+            "r.yaml:2: sharding.activation_checkpointing works a unit at a time, and "
+            "auto_wrap_policy: NO_WRAP makes none but the root; name classes in "
+            "sharding.activation_checkpointing_cls");
+  EXPECT_EQ(invalid("sharding: {activation_checkpointing: true, auto_wrap_policy: NO_WRAP, "
+                    "activation_checkpointing_cls: [GPT2MLP]}"),
+            "(accepted)");
 }
 
 TEST(Recipe, JsonIsReadBack) {

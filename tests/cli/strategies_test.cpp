@@ -19,6 +19,38 @@ TEST(Strategies, ThreeRanksPrintTheSameBits) {
   expect_equal_bits(3);
 }
 
+// Under every strategy, with dropout, accumulation and bf16; and the bytes that move are the same.
+TEST(Strategies, RecomputationPrintsTheSameBits) {
+  const TrainingFolder folder;
+  const std::string jsonl = folder.path("metrics.jsonl");
+  const auto run = [&](const Settings& more) {
+    std::filesystem::remove(jsonl);
+    train(2, folder.small() + more +
+                 Settings{{"log.jsonl", jsonl},
+                          {"model.dropout", "0.1"},
+                          {"train.gradient_accumulation_steps", "2"},
+                          {"sharding.mixed_precision", "bf16"}});
+    std::vector<std::int64_t> bytes;
+    for (const auto& line : testing::metrics_in(jsonl))
+      bytes.push_back(line.at("comm_bytes").get<std::int64_t>());
+    return std::pair(testing::losses_in(jsonl), bytes);
+  };
+  const auto expected = run({{"sharding.sharding_strategy", "NO_SHARD"}}).first;
+  ASSERT_FALSE(expected.empty());
+  for (const Settings& strategy : testing::all_strategies({2})) {
+    const auto plain = run(strategy);
+    EXPECT_EQ(plain.first, expected);
+    for (const Settings& how :
+         {Settings{{"sharding.activation_checkpointing", "true"}},
+          Settings{{"sharding.activation_checkpointing", "selective"},
+                   {"sharding.activation_checkpointing_every", "2"}},
+          Settings{{"sharding.activation_checkpointing", "true"},
+                   {"sharding.activation_checkpointing_cls", "GPT2MLP,GPT2Attention"}}}) {
+      EXPECT_EQ(run(strategy + how), plain) << nlohmann::json(strategy + how).dump();
+    }
+  }
+}
+
 TEST(Strategies, RanksAgreeWithOneRankOfTheirBatches) {
   const TrainingFolder folder;
   const Settings common = folder.small() + Settings{{"train.steps", "50"}};

@@ -56,6 +56,15 @@ class SequenceModel(unittest.TestCase):
         self.assertEqual(evaluated.returncode, 0, evaluated.stderr)
         self.assertLess(abs(accuracy_of(evaluated.stdout) - accuracy), ONE_SEQUENCE)
 
+    def test_plans_without_ranks(self):
+        bytes_of = []
+        for ranks in ("1", "4"):
+            planned = run(sequence_model, "plan", ranks)
+            self.assertEqual(planned.returncode, 0, planned.stderr)
+            self.assertIn("at most in backward", planned.stdout)
+            bytes_of.append(int(planned.stdout.split()[0]))
+        self.assertLess(bytes_of[1], bytes_of[0])
+
     def test_failures_are_a_line_and_a_code(self):
         for arguments, code, said in ((("evaluate", str(self.path), "2"), 5, "there is no checkpoint"),
                                       (("evaluate", str(self.path), "two"), 2, "two is no whole number"),

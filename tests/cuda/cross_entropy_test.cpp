@@ -2,7 +2,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -78,6 +80,87 @@ void check(const CrossEntropyCase& c, DType dtype, DType target_dtype) {
 TEST(CudaCrossEntropy, MatchesFp64) {
   for (const CrossEntropyCase& c : cases) {
     for (const DType dtype : floating_dtypes) check(c, dtype, c.padding > 0 ? int32 : int64);
+  }
+}
+
+struct BlocksCase {
+  std::int64_t rows, vocabulary, width;
+  std::size_t offset = 0;
+};
+
+// Blocks of columns one after the other, in fp32 with gradients of each narrower type and in fp64:
+// every block begins wherever it does.
+void check_blocks(const BlocksCase& c, DType dtype, DType out_dtype) {
+  SCOPED_TRACE(fmt::format("{} x {} by {} {}", c.rows, c.vocabulary, c.width, name_of(out_dtype)));
+  const auto n = static_cast<std::size_t>(c.rows * c.vocabulary);
+  ComparedArray logits(random_values(n, dtype, 3, 3), dtype, c.offset);
+  MirroredArray targets(targets_of({c.rows, c.vocabulary}), int32);
+  ComparedArray loss(c.rows, dtype), log_sum_exp(c.rows, dtype), sum(c.rows, dtype);
+  ComparedArray dlogits(c.rows * c.vocabulary, out_dtype, c.offset);
+  ComparedArray dloss(std::vector<double>{0.7}, dtype);
+  MirroredArray inverse_count(std::vector<double>{1.0 / 3}, float64);
+  const auto column_of = [](void* array, std::int64_t column, DType type) {
+    return static_cast<std::byte*>(array) + static_cast<std::size_t>(column) * size_of(type);
+  };
+  TestContext context;
+  for (std::int64_t first = 0; first < c.vocabulary; first += c.width) {
+    run_on_all_sides<CrossEntropyForward>(
+        context, kernels::cuda::cross_entropy_forward, kernels::cpu::cross_entropy_forward, dtype,
+        [&](Side side, DType type) -> CrossEntropyForward {
+          return {.logits = column_of(logits.at(side), first, type),
+                  .targets = side == Side::device ? targets.device() : targets.host(),
+                  .target_dtype = int32,
+                  .loss = loss.at(side),
+                  .log_sum_exp = log_sum_exp.at(side),
+                  .rows = c.rows,
+                  .vocabulary = c.vocabulary,
+                  .stride = c.vocabulary,
+                  .ignore = ignore,
+                  .dtype = type,
+                  .first = first,
+                  .columns = std::min(c.width, c.vocabulary - first),
+                  .sum = sum.at(side)};
+        });
+  }
+  loss.expect_within_bound("cross_entropy_forward", "loss");
+  log_sum_exp.expect_within_bound("cross_entropy_forward", "log_sum_exp");
+  for (std::int64_t first = 0; first < c.vocabulary; first += c.width) {
+    run_on_all_sides<CrossEntropyBackward>(
+        context, kernels::cuda::cross_entropy_backward, kernels::cpu::cross_entropy_backward, dtype,
+        [&](Side side, DType type) -> CrossEntropyBackward {
+          const void* inverse =
+              side == Side::device ? inverse_count.device() : inverse_count.host();
+          const DType out = side == Side::exact ? float64 : out_dtype;
+          return {.logits = column_of(logits.at(side), first, type),
+                  .targets = side == Side::device ? targets.device() : targets.host(),
+                  .target_dtype = int32,
+                  .log_sum_exp = log_sum_exp.at(side),
+                  .dloss = dloss.at(side),
+                  .inverse_count = static_cast<const double*>(inverse),
+                  .dlogits = column_of(dlogits.at(side), first, out),
+                  .rows = c.rows,
+                  .vocabulary = c.vocabulary,
+                  .stride = c.vocabulary,
+                  .ignore = ignore,
+                  .dtype = type,
+                  .first = first,
+                  .columns = std::min(c.width, c.vocabulary - first),
+                  .out_dtype = out};
+        });
+  }
+  dlogits.expect_within_bound("cross_entropy_backward", "dlogits");
+  EXPECT_EQ(context.read_fault().kind, Fault::none);
+}
+
+TEST(CudaCrossEntropy, BlocksOfColumnsMatchFp64) {
+  for (const BlocksCase& c : std::vector<BlocksCase>{{3, 64, 64},
+                                                     {4, 64, 16},
+                                                     {7, 77, 31, 1},
+                                                     {2, 1021, 512},
+                                                     {3, 301, 1},
+                                                     {1, 9001, 4096}}) {
+    for (const DType out_dtype : {float32, bfloat16, float16}) check_blocks(c, float32, out_dtype);
+    check_blocks(c, float64, float64);
   }
 }
 
@@ -160,6 +243,17 @@ TEST(CudaCrossEntropy, RefusesWhatDoesNotFit) {
       kernels::cuda::cross_entropy_backward(
           {p, p, int32, p, p, memory.as<double>(), p, 1, 8, 8, -1, int64}, context.queue()),
       std::logic_error);
+  // Columns outside the vocabulary; a block without memory for its sum; 16-bit gradients of fp64.
+  EXPECT_THROW(kernels::cuda::cross_entropy_forward(
+                   {p, p, int32, p, p, 1, 8, 8, -1, float32, 1, 8, p}, context.queue()),
+               std::logic_error);
+  EXPECT_THROW(kernels::cuda::cross_entropy_forward(
+                   {p, p, int32, p, p, 1, 8, 8, -1, float32, 0, 4, nullptr}, context.queue()),
+               std::logic_error);
+  EXPECT_THROW(kernels::cuda::cross_entropy_backward({p, p, int32, p, p, memory.as<double>(), p, 1,
+                                                      8, 8, -1, float64, 0, 8, bfloat16},
+                                                     context.queue()),
+               std::logic_error);
 }
 
 }  // namespace

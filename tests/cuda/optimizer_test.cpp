@@ -144,6 +144,42 @@ TEST(CudaOptimizer, AdamWLengths) {
   }
 }
 
+// Ranges of weight decay: none, some that cut through vectors, more than one launch takes.
+std::vector<std::vector<std::int64_t>> all_edges(std::int64_t n) {
+  std::vector<std::int64_t> many;
+  for (std::int64_t edge = 1; edge < n; edge += 2) many.push_back(edge);
+  return {{}, {0}, {0, 3, 50, 51}, {7}, std::move(many)};
+}
+
+TEST(CudaOptimizer, DecayRanges) {
+  constexpr std::size_t n = 301;
+  static const std::int64_t none = 0;
+  for (const Types& types : {Types{float32, bfloat16, bfloat16}, Types{float64, float32, {}}}) {
+    for (const Offsets& offsets : all_offsets) {
+      for (const auto& edges : all_edges(n)) {
+        const kernels::DecayRanges decay{edges.empty() ? &none : edges.data(),
+                                         static_cast<int>(edges.size())};
+        Segment segment(types, n, offsets);
+        TestContext context;
+        for (const bool device : {true, false}) {
+          kernels::AdamWStep step = adamw(segment, device, 2);
+          step.decay = decay;
+          kernels::SgdStep second = sgd(segment, device, 2, {0.9, 0.3, 0.01});
+          second.decay = decay;
+          if (device) {
+            kernels::cuda::adamw_step(step, context.queue());
+            kernels::cuda::sgd_step(second, context.queue());
+          } else {
+            kernels::cpu::adamw_step(step);
+            kernels::cpu::sgd_step(second);
+          }
+        }
+        segment.expect_same("adamw_step");
+      }
+    }
+  }
+}
+
 void check_sgd(const Types& types, const Offsets& offsets, const SgdOptions& options) {
   Segment segment(types, 41, offsets);
   TestContext context;

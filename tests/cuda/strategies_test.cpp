@@ -20,9 +20,13 @@ constexpr std::int64_t length = 8;
 constexpr std::int64_t vocabulary = 64;
 
 // The smallest model with every mechanism: two blocks to prefetch, a root unit with a tied table.
-Trajectory train(int world, const ShardingOptions& options, Device device) {
-  const TrainingCase what{.max_norm = 1e-2, .steps = 2, .batch = 1, .device = device};  // clipped
-  const auto make = [](double) {
+Trajectory train(int world, const ShardingOptions& options, Device device, double dropout = 0) {
+  const TrainingCase what{.dropout = dropout,
+                          .max_norm = 1e-2,  // clipped
+                          .steps = 2,
+                          .batch = 1,
+                          .device = device};
+  const auto make = [](double rate) {
     models::Gpt2Config config;
     config.vocab_size = vocabulary;
     config.n_positions = length;
@@ -30,7 +34,7 @@ Trajectory train(int world, const ShardingOptions& options, Device device) {
     config.n_layer = 2;
     config.n_head = 2;
     config.n_inner = 64;
-    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0;
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = rate;
     return std::make_unique<models::GPT2LMHeadModel>(config);
   };
   return testing::train_ranks(world, options, what, make, length, vocabulary);
@@ -79,6 +83,19 @@ TEST_F(DeviceStrategies, FourRanks) {
         options_of(Strategy::full_shard), options_of(Strategy::hybrid_shard, 2),
         options_of(Strategy::hybrid_shard_zero2, 2)}) {
     EXPECT_TRUE(same_bits(plain, train(4, options, Device::cuda()))) << testing::describe(options);
+  }
+}
+
+// Layers that run again between the queues' gathers and reductions.
+TEST_F(DeviceStrategies, Recomputation) {
+  const Trajectory plain = train(2, options_of(Strategy::no_shard), Device::cuda(), 0.1);
+  for (const Strategy strategy : {Strategy::full_shard, Strategy::shard_grad_op}) {
+    for (const auto how : {ActivationCheckpointing::full, ActivationCheckpointing::selective}) {
+      ShardingOptions options = options_of(strategy);
+      options.activation_checkpointing = how;
+      EXPECT_TRUE(same_bits(plain, train(2, options, Device::cuda(), 0.1)))
+          << testing::describe(options);
+    }
   }
 }
 

@@ -3,9 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "engine/memory.h"
+#include "engine/module_call.h"
 #include "engine/ops.h"
 #include "support/gradient_check.h"
 #include "support/one_thread.h"
@@ -60,13 +63,40 @@ TEST(Autograd, AGivenGradientMayHaveAnotherDtype) {
   }
 }
 
+// A given float32 gradient of a bfloat16 weight is written by the products themselves: sums that
+// bfloat16 cannot hold arrive whole, and no second gradient is made beside it.
+TEST(Autograd, AGivenWideGradientIsWrittenByProducts) {
+  constexpr std::int64_t rows = 257;  // a sum of ones that bfloat16 rounds
+  const auto wide_leaf = [](const Shape& shape) {
+    Tensor parameter = Tensor::full(shape, 0.5, bfloat16).set_requires_grad(true);
+    parameter.impl()->grad = Tensor::empty(shape, float32).impl();
+    return parameter;
+  };
+  const auto check = [&](const Tensor& parameter, const Tensor& out, const char* what) {
+    SCOPED_TRACE(what);
+    const auto pool = MemoryPool::current();
+    const Tensor loss = sum(cast(out, float32));
+    const std::size_t before = pool->stats().in_use;
+    pool->reset_peak();
+    loss.backward();
+    EXPECT_LT(pool->stats().peak_in_use - before, parameter.bytes());
+    EXPECT_EQ(parameter.grad().dtype(), float32);
+    EXPECT_EQ(parameter.grad().to_vector()[0], rows);
+  };
+  const Tensor x = Tensor::full({rows, 4096}, 1, bfloat16).set_requires_grad(false);
+  const Tensor weight = wide_leaf({4096, 2});
+  check(weight, linear(x, weight, {}, WeightLayout::in_out), "linear");
+  const Tensor table = wide_leaf({100'000, 2});
+  check(table, embedding(Tensor::zeros({rows}, int32), table), "embedding");
+}
+
 TEST(Autograd, AFactorLeftByClippingConcernsOnlyWhatWasThere) {
   Tensor x = fp32_leaf({1});
   sum(x * 8.0).backward();
-  x.impl()->grad_scale = 0.5f;
+  x.impl()->grad->storage->set_pending_factor(0.5f);
   sum(x * 3.0).backward();
   EXPECT_EQ(x.grad().to_vector(), (Numbers{7}));
-  x.impl()->grad_scale = 0.5f;
+  x.impl()->grad->storage->set_pending_factor(0.5f);
   EXPECT_EQ(x.grad().to_vector(), (Numbers{3.5}));
   EXPECT_EQ(x.grad().to_vector(), (Numbers{3.5}));  // once
 }
@@ -113,9 +143,51 @@ TEST(Autograd, ANormsOutputIsComputedAgainInsteadOfKept) {
   const std::weak_ptr<Storage> storage = normalised.storage();
   normalised = {};
   EXPECT_TRUE(storage.expired());
-  Tensor(gamma).copy_from(Tensor::full({3}, 1e30, float64));  // as if it were sharded by now
   testing::weighted_sum(out).backward();
   EXPECT_EQ(weight.grad().to_vector(), wanted);
+}
+
+// A module whose parameter is there during its calls and their backwards only, as a sharded one's.
+struct LentGamma {
+  Tensor values;
+  std::shared_ptr<Storage> storage = Storage::lent(3 * sizeof(double), Device::cpu(), "the norm");
+  Tensor gamma = Tensor::view_of(storage, 0, {3}, float64).set_requires_grad(true);
+  std::shared_ptr<ModuleHooks> hooks = std::make_shared<ModuleHooks>();
+
+  explicit LentGamma(const Tensor& from) : values(from.clone()) {
+    hooks->before_forward =
+        hooks->before_backward = [this](const ModuleCall&) { storage->attach(values.data()); };
+    hooks->after_forward = hooks->after_backward = [this](const ModuleCall&) { storage->detach(); };
+  }
+};
+
+// What computes a norm's output again needs no copy of the norm's parameters within the norm's
+// module; outside, where they are away, it has one.
+TEST(Autograd, ANormIsComputedAgainWhereItsParametersAreAndWhereTheyAreNot) {
+  const Tensor x = leaf({2, 3}, 1);
+  const Tensor weight = leaf({4, 3}, 2);
+  const Tensor gamma = leaf({3}, 3);
+  testing::weighted_sum(linear(layer_norm(x, gamma, {}), weight)).backward();
+  const Numbers wanted = weight.grad().to_vector();
+  const auto pool = MemoryPool::current();
+  for (const bool inside : {true, false}) {
+    SCOPED_TRACE(inside);
+    Tensor(weight).zero_grad();
+    LentGamma lent(gamma);
+    const std::size_t before = pool->stats().in_use;
+    Tensor out;
+    {
+      ModuleCallScope call(lent.hooks);
+      out = layer_norm(x, lent.gamma, {});
+      if (inside) out = linear(out, weight);
+      call.finish();
+    }
+    // Statistics and the output, 64 bytes each; gamma's copy is one more.
+    EXPECT_EQ(pool->stats().in_use - before, inside ? 3u * 64 : 4u * 64);
+    if (!inside) out = linear(out, weight);
+    testing::weighted_sum(out).backward();
+    EXPECT_EQ(weight.grad().to_vector(), wanted);
+  }
 }
 
 TEST(Autograd, ALinearLayerWithAFrozenWeightKeepsNoInput) {
@@ -224,6 +296,26 @@ TEST(Autograd, AnErrorInBackwardLeavesTheEngineUsable) {
   EXPECT_TRUE(grad_enabled());
   sum(x * 5.0).backward();
   EXPECT_EQ(x.grad().to_vector(), (Numbers{5}));
+}
+
+// What runs after a failure may fail as well, of the same cause: it hides nothing.
+TEST(Autograd, TheFirstErrorOfABackwardIsTheOneThatIsThrown) {
+  const Tensor x = fp32_leaf({1});
+  const Tensor hooked = x * 2.0;
+  const Tensor y = Tensor::empty({1});
+  int told = 0;
+  autograd::record(Op::affine, {hooked}, {y}, [&](std::vector<Tensor>&, autograd::GradientSink&) {
+    for (int i = 0; i < 2; ++i) {
+      autograd::at_end_of_backward([] {},
+                                   [&] {
+                                     ++told;
+                                     throw std::runtime_error("the same again");
+                                   });
+    }
+    throw std::out_of_range("the cause");
+  });
+  EXPECT_THROW(y.backward(), std::out_of_range);
+  EXPECT_EQ(told, 2);
 }
 
 // A parameter's memory is taken away after forward and given back at another address before

@@ -15,6 +15,7 @@
 #include "engine/autograd.h"
 #include "engine/ops.h"
 #include "engine/random.h"
+#include "engine/recompute.h"
 #include "support/gradient_check.h"
 
 namespace tessera::gradient_cases {
@@ -344,6 +345,40 @@ TEST_F(GradientCheck, CrossEntropyWithIgnoredTargets) {
   check_gradients([&] { return cross_entropy(logits, none) + sum(logits); }, {logits});
 }
 
+// Within one block of rows and columns, and over several of each; a vocabulary whose last block is
+// narrow.
+TEST_F(GradientCheck, LinearCrossEntropy) {
+  const Tensor few = constant(std::vector<std::int32_t>{0, 6, -100, 3, 3, -100}, {2, 3});
+  const Tensor x = leaf({2, 3, 4}, 60, -2, 2);
+  const Tensor weight = leaf({7, 4}, 61, -2, 2);
+  check_gradients([&] { return linear_cross_entropy(x, weight, few); }, {x, weight});
+  // With a table that is used elsewhere too, another seed, and other terms.
+  const Tensor rows = constant(std::vector<std::int32_t>{0, 6, 1, 3, 3, 5}, {2, 3});
+  check_gradients(
+      [&] {
+        const Tensor h = x + embedding(rows, weight);
+        return linear_cross_entropy(h, weight, few) * 0.3 + weighted_sum(linear(h, weight));
+      },
+      {x, weight});
+  const Tensor none = constant(std::vector<std::int64_t>(6, -100), {2, 3});
+  check_gradients([&] { return linear_cross_entropy(x, weight, none) + sum(x) + sum(weight); },
+                  {x, weight});
+}
+
+TEST_F(GradientCheck, LinearCrossEntropyOfManyRowsAndAWideVocabulary) {
+  constexpr std::int64_t rows = 1030, vocabulary = 2051;
+  std::vector<std::int64_t> targets(rows);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    targets[static_cast<std::size_t>(r)] = r % 5 == 4 ? -1 : r * 2 % vocabulary;
+  }
+  const Tensor x = leaf({rows, 2}, 62, -2, 2);
+  const Tensor weight = leaf({vocabulary, 2}, 63, -2, 2);
+  const Tensor ids = constant(targets, {rows});
+  // The loss is a mean of many: gradients are as small as its rounding is next to its steps.
+  check_gradients([&] { return linear_cross_entropy(x, weight, ids, {.ignore = -1}) * 1000.0; },
+                  {x, weight}, {.step = 1e-4, .tolerance = 1e-6, .max_elements = 6});
+}
+
 TEST_F(GradientCheck, OneTensorOnManyPaths) {
   const Tensor x = leaf({3, 4}, 51);
   const Tensor weight = leaf({4, 4}, 52);
@@ -353,6 +388,19 @@ TEST_F(GradientCheck, OneTensorOnManyPaths) {
     const Tensor b = add(h, h);                // one gradient handed over twice
     const Tensor c = linear(gelu(h), weight);  // a gradient added in place
     return weighted_sum(a) + weighted_sum(b * c) + mean(square(linear(c, weight)));
+  };
+  check_gradients(function, {x, weight});
+}
+
+TEST_F(GradientCheck, Recompute) {
+  const Tensor x = leaf({3, 4}, 54);
+  const Tensor weight = leaf({4, 4}, 55);
+  const auto function = [&] {
+    const Tensor h = linear(x, weight);
+    const auto part = [&weight](const Tensor& in) {
+      return linear(gelu(linear(in, weight)), weight);
+    };
+    return weighted_sum(h + recompute(part, h) * x);
   };
   check_gradients(function, {x, weight});
 }

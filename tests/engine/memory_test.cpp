@@ -49,6 +49,41 @@ TEST(MemoryPool, KnowsItsPeakAndGivesBackOnTrim) {
   EXPECT_EQ(pool->stats().reserved, 0u);
 }
 
+TEST(MemoryPool, CountsByKindAndAtThePeak) {
+  const auto pool = MemoryPool::create();
+  const auto activation = pool->allocate(1000);
+  {
+    const MemoryScope outer(MemoryKind::other);
+    const MemoryScope inner(MemoryKind::optimizer);
+    auto moment = pool->allocate(100);
+    EXPECT_EQ(pool->stats().use[MemoryKind::optimizer], 100u);
+    std::thread([moment = std::move(moment)]() mutable { moment.reset(); }).join();
+  }
+  EXPECT_EQ(current_memory_kind(), MemoryKind::activations);
+  const MemoryStats stats = pool->stats();
+  EXPECT_EQ(stats.use[MemoryKind::optimizer], 0u);
+  EXPECT_EQ(stats.use[MemoryKind::activations], 1000u);
+  EXPECT_EQ(stats.use.rounding, 24u);
+  EXPECT_EQ(stats.use.total(), stats.in_use);
+  EXPECT_EQ(stats.at_peak[MemoryKind::optimizer], 100u);
+  EXPECT_EQ(stats.at_peak[MemoryKind::activations], 1000u);
+  EXPECT_EQ(stats.at_peak.total(), stats.peak_in_use);
+}
+
+TEST(MemoryPool, TellsOfEachNewPeak) {
+  const auto pool = MemoryPool::create();
+  int peaks = 0;
+  pool->set_on_peak([&] { ++peaks; });
+  for (int i = 0; i < 3; ++i) (void)pool->allocate(1000);
+  EXPECT_EQ(peaks, 1);
+  const auto held = pool->allocate(64);
+  (void)pool->allocate(1000);
+  EXPECT_EQ(peaks, 2);
+  pool->set_on_peak({});
+  (void)pool->allocate(100'000);
+  EXPECT_EQ(peaks, 2);
+}
+
 TEST(MemoryPool, ABlockReturnsToItsPoolFromAnotherThread) {
   const auto pool = MemoryPool::create();
   auto block = pool->allocate(1000);
@@ -128,6 +163,23 @@ TEST(MemoryPool, GivesItsCacheBackBeforeItFails) {
               std::string::npos)
         << error.what();
   }
+}
+
+// What one pool only keeps for later another can have, and so can those who take from the source.
+TEST(MemoryPool, GivesItsCacheToOthers) {
+  const auto source = std::make_shared<ThreeBlocks>();
+  const auto hoarding = MemoryPool::create(source);
+  const auto other = MemoryPool::create(source);
+  const auto hoard = [&] { (void)hoarding->allocate(300); };
+  hoard();
+  EXPECT_EQ(hoarding->stats().reserved, 300u);
+  { const auto block = other->allocate(300); }
+  EXPECT_EQ(hoarding->stats().reserved, 0u);
+  hoard();
+  EXPECT_EQ(other->stats().reserved, 0u);
+  EXPECT_EQ(source->take(300), nullptr);
+  EXPECT_NE(source->obtain(300), nullptr);
+  EXPECT_EQ(source->obtain(100), nullptr);
 }
 
 }  // namespace

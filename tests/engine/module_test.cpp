@@ -98,15 +98,47 @@ TEST(Module, ReplacedParametersAreUsedAtEveryRegistration) {
     Tied() {
       const Tensor weight = register_parameter("weight", nn::make_parameter({2}, nn::constant(1)));
       register_parameter("again", weight);
+      reads_parameter(weight);
     }
     Tensor forward() const { return parameter("weight") * parameter("again"); }
   } net;
   const Tensor replacement = Tensor::full({2}, 3).set_requires_grad(true);
-  net.replace_parameter(net.named_parameters()[0].tensor, replacement);
+  net.replace_own_parameter(net.named_parameters()[0].tensor, replacement);
   EXPECT_EQ(names_of(net), (Lines{"weight"}));
+  EXPECT_EQ(net.parameters_read().front().impl(), replacement.impl());
   EXPECT_EQ(net.forward().to_vector(), (std::vector<double>{9, 9}));
   sum(net.forward()).backward();
   EXPECT_EQ(replacement.grad().to_vector(), (std::vector<double>{6, 6}));
+}
+
+struct TemplateImpl final : nn::Module {
+  template <class T>
+  T forward(T x) const {
+    return x;
+  }
+};
+
+TEST(Module, KnowsWhatIsRegisteredWithAForward) {
+  struct NoForwardImpl : nn::Module {};
+  struct OverloadedImpl : nn::Module {
+    Tensor forward(const Tensor& x) const { return x; }
+    Tensor forward(const Tensor& x, int) const { return x; }
+  };
+  struct DerivedImpl : OverloadedImpl {};
+  struct Kinds : nn::Module {
+    Kinds() {
+      register_module("none", nn::ModuleHandle<NoForwardImpl>(std::make_shared<NoForwardImpl>()));
+      register_module("two", nn::ModuleHandle<OverloadedImpl>(std::make_shared<OverloadedImpl>()));
+      register_module("any", nn::ModuleHandle<TemplateImpl>(std::make_shared<TemplateImpl>()));
+      register_module("its_base", nn::ModuleHandle<DerivedImpl>(std::make_shared<DerivedImpl>()));
+      register_module("list", nn::ModuleList<nn::Linear>(std::vector<nn::Linear>{}));
+    }
+  } net;
+  Lines with_forward;
+  for (const auto& [name, module] : net.named_modules()) {
+    if (module->has_forward()) with_forward.push_back(name);
+  }
+  EXPECT_EQ(with_forward, (Lines{"two", "any", "its_base"}));
 }
 
 TEST(Module, TrainingModeReachesAllBelow) {
@@ -154,7 +186,7 @@ Lines trace(Net& net, const Lines& wanted, const std::function<void()>& run) {
   for (const auto& [name, module] : net.named_modules()) {
     if (std::find(wanted.begin(), wanted.end(), name) == wanted.end()) continue;
     const auto say = [&lines, name = name](const char* what) {
-      return [&lines, line = name + " " + what] { lines.push_back(line); };
+      return [&lines, line = name + " " + what](const ModuleCall&) { lines.push_back(line); };
     };
     auto hooks = std::make_shared<ModuleHooks>();
     hooks->before_forward = say("F{");
@@ -209,7 +241,7 @@ TEST(ModuleHooks, GradientsOfAModuleAreCompleteAfterItsBackward) {
   Net net;
   auto hooks = std::make_shared<ModuleHooks>();
   bool complete = false;
-  hooks->after_backward = [&] {
+  hooks->after_backward = [&](const ModuleCall&) {
     complete = true;
     for (const auto& parameter : (*net.gates)[1]->named_parameters()) {
       complete = complete && parameter.tensor.grad().defined();

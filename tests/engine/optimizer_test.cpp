@@ -145,7 +145,8 @@ TEST(Optimizer, MultipliesInTheFactorThatClippingLeft) {
   optim::AdamW other(plain.parameters, {.lr = 0.1});
   scaled.give_gradients(1);
   plain.give_gradients(1);
-  for (const auto& parameter : scaled.parameters) parameter.tensor.impl()->grad_scale = 0.25f;
+  for (const auto& parameter : scaled.parameters)
+    parameter.tensor.impl()->grad->storage->set_pending_factor(0.25f);
   for (const auto& parameter : plain.parameters) {
     double* gradient = parameter.tensor.grad().data_as<double>();
     for (std::int64_t i = 0; i < parameter.tensor.elements(); ++i) gradient[i] *= 0.25;
@@ -155,6 +156,151 @@ TEST(Optimizer, MultipliesInTheFactorThatClippingLeft) {
   for (std::size_t i = 0; i < 2; ++i) {
     EXPECT_EQ(scaled.parameters[i].tensor.to_vector(), plain.parameters[i].tensor.to_vector());
   }
+}
+
+// Parameters in one storage, as a shard's lie: each at a multiple of 32 elements.
+struct PackedCase {
+  explicit PackedCase(const std::vector<Shape>& shapes) {
+    std::int64_t elements = 0;
+    for (const Shape& shape : shapes) elements = (elements + 31) / 32 * 32 + shape.elements();
+    memory = Tensor::zeros({elements}, float32);
+    gradients = Tensor::zeros({elements}, float32);
+    memory.storage()->set_padded_to(32);
+    std::int64_t at = 0;
+    for (const Shape& shape : shapes) {
+      at = (at + 31) / 32 * 32;
+      const auto seed = static_cast<unsigned>(parameters.size());
+      const auto place = static_cast<std::size_t>(at) * sizeof(float);
+      Tensor tensor = Tensor::view_of(memory.storage(), place, shape, float32);
+      Tensor gradient = Tensor::view_of(gradients.storage(), place, shape, float32);
+      tensor.copy_from(testing::values(shape, seed + 1));
+      gradient.copy_from(testing::values(shape, seed + 50));
+      tensor.set_requires_grad(true).impl()->grad = gradient.impl();
+      tensor.impl()->grad_ready = true;
+      parameters.push_back({"p" + std::to_string(seed), tensor, shape});
+      at += shape.elements();
+    }
+  }
+  // The same values, each parameter in memory of its own.
+  [[nodiscard]] std::vector<nn::NamedParameter> apart() const {
+    std::vector<nn::NamedParameter> copies;
+    for (const auto& [name, tensor, shape] : parameters) {
+      Tensor copy = tensor.clone().set_requires_grad(true);
+      copy.impl()->grad = Tensor(tensor.impl()->grad).clone().impl();
+      copy.impl()->grad_ready = tensor.impl()->grad_ready;
+      copies.push_back({name, copy, shape});
+    }
+    return copies;
+  }
+  Tensor memory, gradients;
+  std::vector<nn::NamedParameter> parameters;
+};
+
+const std::vector<Shape> packed_shapes = {{5, 7}, {9}, {0}, {3, 40}, {64}, {1}, {2, 2}};
+
+// Counts what its kernel would be called for.
+class CountingAdamW : public optim::AdamW {
+ public:
+  using AdamW::AdamW;
+  std::vector<std::int64_t> counts;
+
+ private:
+  void update(const optim::Update& u) override {
+    counts.push_back(u.count);
+    AdamW::update(u);
+  }
+};
+
+void expect_same_values(const std::vector<nn::NamedParameter>& a,
+                        const std::vector<nn::NamedParameter>& b) {
+  for (std::size_t i = 0; i < a.size(); ++i)
+    EXPECT_EQ(a[i].tensor.to_vector(), b[i].tensor.to_vector()) << i;
+}
+
+TEST(Optimizer, UpdatesNeighboursInOneCall) {
+  const optim::AdamWOptions options{.lr = 0.1, .decay = optim::decay_matrices};
+  const PackedCase packed(packed_shapes);
+  const auto apart = packed.apart();
+  CountingAdamW together(packed.parameters, options);
+  CountingAdamW alone(apart, options);
+  ASSERT_EQ(together.segments().size(), 1u);
+  for (int step = 0; step < 3; ++step) {
+    together.step();
+    alone.step();
+  }
+  EXPECT_EQ(together.counts.size(), 3u);
+  EXPECT_EQ(alone.counts.size(), 3 * (packed_shapes.size() - 1));  // empty ones not at all
+  expect_same_values(packed.parameters, apart);
+  for (std::size_t i = 0; i < apart.size(); ++i) {
+    EXPECT_EQ(together.state(i, "exp_avg_sq").to_vector(),
+              alone.state(i, "exp_avg_sq").to_vector());
+  }
+  EXPECT_EQ(together.step_counts(), alone.step_counts());
+}
+
+// Other step counts, parameters without a gradient, an optimizer of some of them only.
+TEST(Optimizer, TakesApartWhatIsNotUpdatedAlike) {
+  const optim::AdamWOptions options{.lr = 0.1, .decay = optim::decay_matrices};
+  const PackedCase packed(packed_shapes);
+  packed.parameters[3].tensor.impl()->grad_ready = false;
+  const auto apart = packed.apart();
+  CountingAdamW together(packed.parameters, options);
+  CountingAdamW alone(apart, options);
+  for (optim::Optimizer* optimizer :
+       {static_cast<optim::Optimizer*>(&together), static_cast<optim::Optimizer*>(&alone)}) {
+    optimizer->set_step_counts({4, 4, 0, 4, 4, 7, 7});
+    optimizer->step();
+  }
+  // The first two, one behind the gap, and two with another count.
+  EXPECT_EQ(together.counts, (std::vector<std::int64_t>{73, 64, 36}));
+  expect_same_values(packed.parameters, apart);
+  EXPECT_EQ(together.step_counts(), (std::vector<std::int64_t>{5, 5, 1, 4, 5, 8, 8}));
+
+  const PackedCase other(packed_shapes);
+  const Numbers before = other.parameters[1].tensor.to_vector();
+  CountingAdamW some({other.parameters[0], other.parameters[3], other.parameters[4]}, options);
+  some.step();
+  EXPECT_EQ(some.counts, (std::vector<std::int64_t>{35, 192}));
+  EXPECT_EQ(other.parameters[1].tensor.to_vector(), before);
+  EXPECT_EQ(some.state_bytes(), 2 * 4 * (35u + 192));
+}
+
+// Piece by piece, in any order, in memory that is not its own: as a step at once.
+TEST(Optimizer, UpdatesRangesInOtherMemory) {
+  const optim::AdamWOptions options{.lr = 0.1, .decay = optim::decay_matrices};
+  const PackedCase whole(packed_shapes);
+  const PackedCase pieces(packed_shapes);
+  optim::AdamW at_once(whole.parameters, options);
+  optim::AdamW by_range(pieces.parameters, options);
+  int writes = 0;
+  pieces.memory.storage()->set_on_write([&] { ++writes; });
+  for (int step = 0; step < 2; ++step) {
+    whole.gradients.storage()->set_pending_factor(0.5f);
+    pieces.gradients.storage()->set_pending_factor(0.5f);
+    at_once.step();
+    ASSERT_TRUE(by_range.begin_step(0));
+    const std::int64_t count = by_range.segments()[0].count;
+    for (const auto& [first, last] :
+         {std::pair<std::int64_t, std::int64_t>{200, count}, {0, 33}, {100, 200}, {33, 100}}) {
+      const ElementRange range{first, last - first};
+      const optim::Optimizer::Memory own = by_range.memory_of(0, range);
+      std::vector<std::vector<std::byte>> copies;
+      const auto bytes = static_cast<std::size_t>(range.count) * sizeof(float);
+      const auto copy = [&](const std::byte* from) {
+        return copies.emplace_back(from, from + bytes).data();
+      };
+      optim::Optimizer::Memory window{own.device, copy(own.parameter), copy(own.gradient), {}};
+      for (std::byte* state : own.states) window.states.push_back(copy(state));
+      by_range.update_range(0, range, window);
+      std::copy_n(window.parameter, bytes, own.parameter);
+      for (std::size_t i = 0; i < own.states.size(); ++i)
+        std::copy_n(window.states[i], bytes, own.states[i]);
+    }
+  }
+  EXPECT_EQ(writes, 2);
+  EXPECT_EQ(pieces.memory.to_vector(), whole.memory.to_vector());
+  EXPECT_EQ(by_range.segment_state(0, 0).to_vector(), at_once.segment_state(0, 0).to_vector());
+  EXPECT_EQ(by_range.step_counts(), at_once.step_counts());
 }
 
 TEST(Optimizer, LeavesParametersWithoutGradientAlone) {

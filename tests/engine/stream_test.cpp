@@ -76,6 +76,15 @@ TEST_P(StreamTest, AnExceptionIsCarriedByEveryLaterEvent) {
   EXPECT_FALSE(later);
 }
 
+TEST_P(StreamTest, AnAttemptThatFailsIsTheCallersAlone) {
+  Stream stream("test");
+  EXPECT_THROW(stream.attempt([] { throw std::runtime_error("no room"); }), std::runtime_error);
+  int done = 0;
+  stream.attempt([&] { ++done; });
+  stream.run([&] { ++done; });
+  EXPECT_EQ(done, 2);
+}
+
 TEST_P(StreamTest, WaitingForAFailedEventFailsTheWaiterWhetherOrNotItIsOver) {
   for (const bool over : {false, true}) {
     Stream producer("producer");

@@ -121,15 +121,44 @@ TEST(Storage, AsksForMissingMemoryAndTellsOfWrites) {
   });
   storage->set_on_write([&] { ++written; });
   Tensor x = Tensor::view_of(storage, 0, {2}, float32);
-  EXPECT_EQ(x.to_vector(), (Numbers{3, 3}));
+  EXPECT_EQ((x * 2.0).to_vector(), (Numbers{6, 6}));
   EXPECT_EQ(x.to_vector(), (Numbers{3, 3}));
   EXPECT_EQ(asked, 1);
   EXPECT_EQ(written, 0);
   x.copy_from(Tensor::full({2}, 4));
   EXPECT_EQ(written, 1);
   storage->detach();
-  EXPECT_EQ(x.to_vector(), (Numbers{4, 4}));
+  EXPECT_EQ((x * 2.0).to_vector(), (Numbers{8, 8}));
   EXPECT_EQ(asked, 2);
+}
+
+// Reading is no computation: bringing memory for it could be a collective of one rank alone.
+TEST(Storage, IsNotAskedForMemoryByReading) {
+  const auto storage = Storage::lent(2 * sizeof(float), Device::cpu(), "weights");
+  int asked = 0;
+  storage->set_on_missing([&] { ++asked; });
+  const Tensor x = Tensor::view_of(storage, 0, {2}, float32);
+  Tensor other = Tensor::zeros({2});
+  EXPECT_THROW((void)x.to_vector(), std::logic_error);
+  EXPECT_THROW((void)x.clone(), std::logic_error);
+  EXPECT_THROW(other.copy_from(x), std::logic_error);
+  EXPECT_EQ(asked, 0);
+}
+
+TEST(Storage, TellsOfRequiresGrad) {
+  const auto storage = Storage::lent(2 * sizeof(float), Device::cpu(), "weights");
+  const detail::TensorData* told = nullptr;
+  storage->set_on_requires_grad([&](const detail::TensorData& tensor) {
+    told = &tensor;
+    if (tensor.requires_grad) throw std::logic_error("frozen");
+  });
+  Tensor x = Tensor::view_of(storage, 0, {2}, float32);
+  x.set_requires_grad(false);
+  EXPECT_EQ(told, nullptr);  // nothing changes
+  x.set_requires_grad(true);
+  EXPECT_EQ(told, x.impl().get());
+  EXPECT_THROW(x.set_requires_grad(false), std::logic_error);
+  EXPECT_TRUE(x.requires_grad());
 }
 
 TEST(Ops, RefuseShapesAndDtypesByName) {

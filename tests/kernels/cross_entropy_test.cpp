@@ -81,6 +81,101 @@ TYPED_TEST(CrossEntropyTest, MatchesReference) {
   });
 }
 
+// What a call says of columns [first, first + columns) of rows of `vocabulary` logits.
+template <class T>
+struct BlockOfColumns {
+  const std::vector<T>& logits;
+  const std::vector<std::int32_t>& targets;
+  std::int64_t rows, vocabulary;
+
+  void forward(std::int64_t first, std::int64_t columns, std::vector<Statistic<T>>& loss,
+               std::vector<Statistic<T>>& lse, std::vector<Statistic<T>>& sum) const {
+    cpu::cross_entropy_forward({.logits = logits.data() + first,
+                                .targets = targets.data(),
+                                .target_dtype = int32,
+                                .loss = loss.data(),
+                                .log_sum_exp = lse.data(),
+                                .rows = rows,
+                                .vocabulary = vocabulary,
+                                .stride = vocabulary,
+                                .ignore = -100,
+                                .dtype = dtype_of<T>,
+                                .first = first,
+                                .columns = columns,
+                                .sum = sum.data()});
+  }
+  template <class Out>
+  void backward(std::int64_t first, std::int64_t columns, const std::vector<Statistic<T>>& lse,
+                std::vector<Out>& dlogits) const {
+    const Statistic<T> dloss = 0.5;
+    const double inverse_count = 0.25;
+    cpu::cross_entropy_backward({.logits = logits.data() + first,
+                                 .targets = targets.data(),
+                                 .target_dtype = int32,
+                                 .log_sum_exp = lse.data(),
+                                 .dloss = &dloss,
+                                 .inverse_count = &inverse_count,
+                                 .dlogits = dlogits.data() + first,
+                                 .rows = rows,
+                                 .vocabulary = vocabulary,
+                                 .stride = vocabulary,
+                                 .ignore = -100,
+                                 .dtype = dtype_of<T>,
+                                 .first = first,
+                                 .columns = columns,
+                                 .out_dtype = dtype_of<Out>});
+  }
+};
+
+TYPED_TEST(CrossEntropyTest, BlocksOfColumnsMatchTheWhole) {
+  using T = TypeParam;
+  constexpr std::int64_t rows = 9, vocabulary = 1021;
+  const auto logits = normals<T>(rows * vocabulary, 6, 3.0);
+  std::vector<std::int32_t> targets(rows, -100);
+  for (std::size_t r = 0; r < 8; ++r) targets[r] = static_cast<std::int32_t>(145 * r);
+  const BlockOfColumns<T> block{logits, targets, rows, vocabulary};
+  for_each_target([&] {
+    const std::size_t n = rows;
+    std::vector<Statistic<T>> loss(n), lse(n), sum(n), whole_loss(n), whole_lse(n);
+    block.forward(0, vocabulary, whole_loss, whole_lse, sum);
+    std::vector<T> whole(logits.size()), dlogits(logits.size());
+    block.backward(0, vocabulary, whole_lse, whole);
+    for (const std::int64_t width : {1, 7, 500, 1020, 1021}) {
+      for (std::int64_t first = 0; first < vocabulary; first += width) {
+        block.forward(first, std::min(width, vocabulary - first), loss, lse, sum);
+      }
+      expect_close(loss, doubles(whole_loss), 60, 8.0);
+      expect_close(lse, doubles(whole_lse), 60, 8.0);
+      for (std::int64_t first = 0; first < vocabulary; first += width) {
+        block.backward(first, std::min(width, vocabulary - first), whole_lse, dlogits);
+      }
+      expect_same_bits(dlogits, whole, "a block's gradient");
+    }
+  });
+}
+
+// Gradients of fp32 logits, rounded once to a 16-bit type.
+template <class Out>
+void expect_narrow_gradient() {
+  constexpr std::int64_t rows = 5, vocabulary = 301;
+  const auto logits = normals<float>(rows * vocabulary, 7, 3.0);
+  const std::vector<std::int32_t> targets = {0, 300, -100, 17, 18};
+  const BlockOfColumns<float> block{logits, targets, rows, vocabulary};
+  for_each_target([&] {
+    std::vector<float> loss(rows), lse(rows), sum(rows), wide(logits.size());
+    block.forward(0, vocabulary, loss, lse, sum);
+    block.backward(0, vocabulary, lse, wide);
+    std::vector<Out> narrow_ones(logits.size());
+    block.backward(0, vocabulary, lse, narrow_ones);
+    expect_same_bits(narrow_ones, array_of<Out>(doubles(wide)), "rounded once");
+  });
+}
+
+TEST(CrossEntropy, GradientsOfWideLogitsMayBeNarrow) {
+  expect_narrow_gradient<BFloat16>();
+  expect_narrow_gradient<Float16>();
+}
+
 TYPED_TEST(CrossEntropyTest, SoftmaxMatchesReference) {
   using T = TypeParam;
   for_each_target([] {
@@ -164,6 +259,56 @@ TEST(CrossEntropy, MaskedAndExtremeLogits) {
       EXPECT_TRUE(std::isnan(lse));
     }
   });
+}
+
+// Blocks of -Inf alone, before and after numbers far below zero, whose sum has no room for a shift
+// of 0.
+TEST(CrossEntropy, BlocksThatAreMasked) {
+  const float inf = std::numeric_limits<float>::infinity();
+  std::vector<float> logits(12, -inf);
+  logits[5] = -1000.0f;
+  logits[6] = -1001.0f;
+  const std::vector<std::int32_t> targets = {5};
+  const BlockOfColumns<float> block{logits, targets, 1, 12};
+  for_each_target([&] {
+    for (const std::int64_t width : {1, 2, 3, 4, 12}) {
+      std::vector<float> loss(1), lse(1), sum(1);
+      for (std::int64_t first = 0; first < 12; first += width) {
+        block.forward(first, width, loss, lse, sum);
+      }
+      EXPECT_FLOAT_EQ(loss[0], std::log1p(std::exp(-1.0f))) << width;
+      EXPECT_FLOAT_EQ(lse[0], -1000.0f + std::log1p(std::exp(-1.0f))) << width;
+    }
+  });
+}
+
+TEST(CrossEntropy, RefusesColumnsOutsideTheVocabulary) {
+  std::vector<float> values(64);
+  const std::int32_t target = 0;
+  const auto forward = [&](std::int64_t first, std::int64_t columns, void* sum) {
+    cpu::cross_entropy_forward({.logits = values.data(),
+                                .targets = &target,
+                                .target_dtype = int32,
+                                .loss = values.data() + 40,
+                                .log_sum_exp = values.data() + 41,
+                                .rows = 1,
+                                .vocabulary = 16,
+                                .stride = 16,
+                                .ignore = -100,
+                                .dtype = float32,
+                                .first = first,
+                                .columns = columns,
+                                .sum = sum});
+  };
+  EXPECT_THROW(forward(9, 8, values.data() + 42), std::logic_error);
+  EXPECT_THROW(forward(-1, 8, values.data() + 42), std::logic_error);
+  EXPECT_THROW(forward(0, 8, nullptr), std::logic_error);
+  const std::vector<double> logits(16);
+  const std::vector<std::int32_t> targets = {0};
+  std::vector<float> narrow_gradient(16);
+  EXPECT_THROW(
+      (BlockOfColumns<double>{logits, targets, 1, 16}.backward(0, 16, {0.0}, narrow_gradient)),
+      std::logic_error);
 }
 
 // The scale of the gradient is a product in fp64, rounded once.

@@ -151,6 +151,39 @@ TEST(AdamW, NoCutAndNoThreadChangesABit) {
   set_compute_threads(threads);
 }
 
+// As piece by piece, each with or without decay.
+TEST(AdamW, DecaysInItsRangesOnly) {
+  constexpr std::int64_t n = 40001;
+  const int threads = compute_threads();
+  for (const auto& edges :
+       {std::vector<std::int64_t>{}, {0}, {17}, {0, 16}, {5, 6, 7, 33000, 39999}, {64, 20000}}) {
+    for (const int workers : {1, 3}) {
+      set_compute_threads(workers);
+      AdamWRun<float, float, BFloat16> table(n), pieces(n);
+      table.draw_gradient(1);
+      pieces.draw_gradient(1);
+      AdamWStep step = table.call(2, 0, n);
+      static const std::int64_t none = 0;
+      step.decay = {edges.empty() ? &none : edges.data(), static_cast<int>(edges.size())};
+      cpu::adamw_step(step);
+      std::int64_t first = 0;
+      bool decays = false;
+      for (std::size_t i = 0; i <= edges.size(); ++i) {
+        const std::int64_t end = i < edges.size() ? edges[i] : n;
+        AdamWStep part = pieces.call(2, first, end - first);
+        if (!decays) part.weight_decay = 0;
+        cpu::adamw_step(part);
+        first = end;
+        decays = !decays;
+      }
+      EXPECT_TRUE(same_bits(table.param, pieces.param) && same_bits(table.v, pieces.v) &&
+                  same_bits(table.copy, pieces.copy))
+          << edges.size() << " edges";
+    }
+  }
+  set_compute_threads(threads);
+}
+
 TEST(AdamW, TheCopyIsOptionalAndTypesAreChecked) {
   AdamWRun<float, float, BFloat16> with(100), without(100);
   with.draw_gradient(1);
@@ -226,6 +259,29 @@ TEST(Sgd, EveryOptionAndTypeBitForBit) {
       check_sgd<double, float, BFloat16>(options, n);
     }
   }
+}
+
+TEST(Sgd, DecaysInItsRangesOnly) {
+  std::vector<double> param(10, 1.0);
+  const std::vector<double> grad(10, 0.0);
+  const std::vector<std::int64_t> edges{2, 5, 9};
+  cpu::sgd_step({.param = param.data(),
+                 .grad = grad.data(),
+                 .momentum_buffer = nullptr,
+                 .copy = nullptr,
+                 .n = 10,
+                 .dtype = float64,
+                 .grad_dtype = float64,
+                 .copy_dtype = float64,
+                 .lr = 0.5,
+                 .momentum = 0,
+                 .dampening = 0,
+                 .weight_decay = 0.5,
+                 .nesterov = false,
+                 .first_step = true,
+                 .grad_scale = 1,
+                 .decay = {edges.data(), 3}});
+  EXPECT_EQ(param, (std::vector<double>{1, 1, 0.75, 0.75, 0.75, 1, 1, 1, 1, 0.75}));
 }
 
 TEST(Sgd, MomentumNeedsABuffer) {

@@ -4,8 +4,10 @@
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "engine/autograd.h"
+#include "engine/recompute.h"
 #include "models/model_testing.h"
 
 namespace tessera {
@@ -81,9 +83,91 @@ TEST(ModelMemory, AGpt2LayerKeepsWhatItsHeaderSays) {
     return static_cast<double>(MemoryPool::current()->stats().in_use - before);
   };
   const double unit = 4 * 32 * 32 * sizeof(float);
-  // Beside the ten activations: statistics of the norms, log-sums of the attention, copies of the
-  // norms' parameters.
+  // Beside the ten activations: statistics of the norms, log-sums of the attention.
   EXPECT_NEAR((kept(4) - kept(2)) / 2 / unit, 10.0, 0.4);
+}
+
+// Bytes of a pass over a model of so many layers: what lies between forward and backward, and the
+// peak.
+struct PassMemory {
+  std::size_t kept = 0, peak = 0;
+};
+
+PassMemory memory_of_a_pass(json config, int layers,
+                            const std::optional<RecomputeOptions>& recomputation) {
+  config[config.contains("n_embd") ? "n_layer" : "num_hidden_layers"] = layers;
+  const auto model = models::make_language_model(config);
+  for (const auto& [name, module] : model->named_modules()) {
+    if (module->class_name() == model->layer_class()) module->set_recompute(recomputation);
+  }
+  const auto batch = testing::counting_batch(4, 32, 40);
+  model->loss(batch.ids, batch.targets).backward();  // makes the gradients
+  for (auto& parameter : model->named_parameters()) parameter.tensor.zero_grad();
+  const auto pool = MemoryPool::current();
+  const std::size_t before = pool->stats().in_use;
+  pool->reset_peak();
+  const Tensor loss = model->loss(batch.ids, batch.targets);
+  PassMemory result{pool->stats().in_use - before, 0};
+  loss.backward();
+  result.peak = pool->stats().peak_in_use - before;
+  return result;
+}
+
+// n layers keep n inputs; at the peak there is what is inside of one layer as well, whatever n is.
+TEST(ModelMemory, RecomputedLayersKeepTheirInputsAndAtThePeakTheInsideOfOne) {
+  constexpr std::size_t input = 4 * 32 * 32 * sizeof(float);
+  constexpr std::size_t log_sums = 4 * 4 * 32 * sizeof(float);  // of attention, by head
+  for (const json& config : {measured_gpt2, measured_llama}) {
+    SCOPED_TRACE(config["model_type"].get<std::string>());
+    const PassMemory whole = memory_of_a_pass(config, 1, std::nullopt);
+    const PassMemory two = memory_of_a_pass(config, 2, RecomputeOptions{});
+    const PassMemory six = memory_of_a_pass(config, 6, RecomputeOptions{});
+    EXPECT_EQ(six.kept - two.kept, 4 * input);
+    EXPECT_EQ(six.peak - two.peak, 4 * input);
+    EXPECT_LE(six.peak, 6 * input + whole.peak);
+    EXPECT_LT(2 * six.peak, memory_of_a_pass(config, 6, std::nullopt).peak);
+    // Attention's output beside them: the inside of a layer is less by it.
+    const RecomputeOptions selective{.keep = ops_worth_keeping};
+    const PassMemory more = memory_of_a_pass(config, 6, selective);
+    EXPECT_EQ(more.kept - six.kept, 6 * (input + log_sums));
+    EXPECT_LE(more.peak, six.peak + 6 * (input + log_sums));
+  }
+}
+
+// Neither the logits (156 MiB here) nor their gradient are ever whole: the head adds a tile to what
+// the layers keep, and to what the gradients take.
+TEST(ModelMemory, TheHeadTakesATileWhateverItsVocabulary) {
+  constexpr std::int64_t vocabulary = 20'000, rows = 4 * 512, width = 32;
+  json config = measured_gpt2;
+  config["vocab_size"] = vocabulary;
+  config["n_positions"] = 512;
+  config["n_layer"] = 1;
+  config["resid_pdrop"] = config["embd_pdrop"] = config["attn_pdrop"] = 0.0;
+  const std::size_t tile = 1024 * 2048 * sizeof(float);
+  for (const bool tied : {true, false}) {
+    config["tie_word_embeddings"] = tied;
+    manual_seed(1);
+    const auto model = models::make_language_model(config);
+    const auto batch = testing::counting_batch(4, 512, vocabulary);
+    const auto pool = MemoryPool::current();
+    std::size_t gradients = 0;
+    for (const auto& parameter : model->named_parameters()) gradients += parameter.tensor.bytes();
+    const std::size_t before = pool->stats().in_use;
+    // x, its gradient, and the numbers of each row.
+    const std::size_t hidden = 2 * rows * width * sizeof(float) + 4 * rows * sizeof(float);
+    {
+      const NoGradGuard evaluation;
+      pool->reset_peak();
+      (void)model->loss(batch.ids, batch.targets).item();
+      EXPECT_LE(pool->stats().peak_in_use - before, tile + hidden);
+    }
+    pool->reset_peak();
+    const Tensor loss = model->loss(batch.ids, batch.targets);
+    const std::size_t kept = pool->stats().in_use - before;
+    EXPECT_LE(pool->stats().peak_in_use - before, kept + tile + hidden);
+    loss.backward();
+    EXPECT_LE(pool->stats().peak_in_use - before, kept + gradients + tile + hidden);
+  }
 }
 
 TEST(ModelMemory, ForwardWithoutGradientsKeepsNothing) {

@@ -7,6 +7,8 @@
 #include <map>
 #include <mutex>
 
+#include "engine/ops.h"
+#include "engine/random.h"
 #include "kernels/base/error.h"
 
 namespace tessera {
@@ -84,6 +86,54 @@ TEST(Context, PrepareDealsSamplesOut) {
     ++step;
   }
   EXPECT_EQ(static_cast<int>(by_step.size()), step);
+}
+
+// What one rank sees and draws in an epoch: targets in their order, and a dropout mask a batch.
+std::vector<double> epoch_of(data::TensorLoader loader) {
+  std::vector<double> seen;
+  for (auto [x, y] : loader) {
+    const auto targets = y.to_vector();
+    seen.insert(seen.end(), targets.begin(), targets.end());
+    const auto mask = dropout(Tensor::full({y.size(0), 4}, 1.0), 0.5).to_vector();
+    seen.insert(seen.end(), mask.begin(), mask.end());
+  }
+  return seen;
+}
+
+// The loop of the README inside a loop over epochs.
+TEST(Context, EachPreparedEpochHasItsOwnOrderAndMasks) {
+  constexpr int ranks = 3;
+  constexpr int epochs = 3;
+  const data::TensorLoader loader(numbered(24), {.batch_size = 2, .shuffle = true});
+  std::vector<std::vector<std::vector<double>>> by_rank(ranks);
+  launch(ranks, [&](Context& context) {
+    auto& mine = by_rank[static_cast<std::size_t>(context.rank())];
+    // Ranks that are threads may share the loader.
+    for (int epoch = 0; epoch < epochs; ++epoch) mine.push_back(epoch_of(context.prepare(loader)));
+    // The order of the epochs of one object that begins anew is the same.
+    data::TensorLoader kept =
+        context.prepare(data::TensorLoader(numbered(24), {.batch_size = 2, .shuffle = true}));
+    for (int epoch = 0; epoch < epochs; ++epoch) EXPECT_EQ(epoch_of(kept), mine[epoch]);
+  });
+  for (const auto& of_rank : by_rank) {
+    for (int epoch = 1; epoch < epochs; ++epoch) EXPECT_NE(of_rank[epoch], of_rank[0]);
+    EXPECT_NE(of_rank[1], of_rank[2]);
+  }
+}
+
+// A run that stopped in its third epoch goes on there.
+TEST(Context, AnEpochCanBeChosen) {
+  launch(2, [&](Context& context) {
+    const data::TensorLoader loader(numbered(24), {.batch_size = 2, .shuffle = true});
+    std::vector<std::vector<double>> epochs;
+    for (int epoch = 0; epoch < 4; ++epoch) epochs.push_back(epoch_of(context.prepare(loader)));
+    data::TensorLoader again =
+        context.prepare(data::TensorLoader(numbered(24), {.batch_size = 2, .shuffle = true}));
+    again.set_epoch(2);
+    EXPECT_EQ(epoch_of(again), epochs[2]);
+    EXPECT_EQ(epoch_of(again), epochs[3]);
+    EXPECT_THROW(again.set_epoch(-1), std::logic_error);
+  });
 }
 
 TEST(Context, SumMeanMax) {

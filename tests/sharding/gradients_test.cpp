@@ -53,6 +53,72 @@ TEST(OptimizerSteps, WithoutGradientsChangeNothing) {
   }
 }
 
+class CountedAdamW : public optim::AdamW {
+ public:
+  using AdamW::AdamW;
+  int calls = 0;
+
+ private:
+  void update(const optim::Update& u) override {
+    ++calls;
+    AdamW::update(u);
+  }
+};
+
+// One call of the kernel for each unit's share, however many parameters the unit has.
+TEST(OptimizerSteps, TakeOneCallAUnit) {
+  for (const ShardingOptions& options : all_strategies(2)) {
+    on_ranks(2, options, [&](Context& context, ToyTransformer& net, ShardedModel& model) {
+      CountedAdamW optimizer(model.parameters(), {.decay = optim::decay_matrices});
+      for (int step = 1; step <= 2; ++step) {
+        train_once(context, net);
+        model.clip_grad_norm(1e-3);
+        optimizer.step();
+        EXPECT_EQ(optimizer.calls, 4 * step)
+            << testing::describe(options);  // 3 blocks and the root
+        optimizer.zero_grad();
+      }
+    });
+  }
+}
+
+// What a user reads after clipping is the clipped gradient, and the optimizer takes the same.
+TEST(Gradients, AreClippedWhereverTheyAreRead) {
+  for (const ShardingOptions& options : all_strategies(2)) {
+    on_ranks(2, options, [&](Context& context, ToyTransformer& net, ShardedModel& model) {
+      const auto train = [&](bool read) {
+        std::vector<std::vector<double>> values;
+        optim::Sgd optimizer(model.parameters(), {.lr = 1});
+        train_once(context, net);
+        const double norm = model.clip_grad_norm(0);
+        std::vector<std::vector<double>> plain;
+        for (const auto& p : model.parameters()) plain.push_back(p.tensor.grad().to_vector());
+        model.clip_grad_norm(norm / 8);
+        const auto factor = static_cast<float>(norm / 8 / (norm + 1e-6));
+        std::vector<std::vector<double>> before;
+        for (const auto& p : model.parameters()) before.push_back(p.tensor.to_vector());
+        for (std::size_t i = 0; i < plain.size(); ++i) {
+          if (!read) break;
+          const auto got = model.parameters()[i].tensor.grad().to_vector();
+          for (std::size_t k = 0; k < got.size(); ++k)
+            EXPECT_EQ(got[k], static_cast<float>(plain[i][k]) * factor);
+        }
+        optimizer.step();
+        for (std::size_t i = 0; i < plain.size(); ++i) {
+          const auto after = model.parameters()[i].tensor.to_vector();
+          for (std::size_t k = 0; k < after.size(); ++k) {
+            EXPECT_EQ(after[k],
+                      static_cast<float>(before[i][k]) - static_cast<float>(plain[i][k]) * factor);
+          }
+        }
+        optimizer.zero_grad();
+      };
+      train(true);
+      train(false);
+    });
+  }
+}
+
 std::vector<std::vector<double>> gradients(const ShardedModel& model) {
   std::vector<std::vector<double>> all;
   for (const auto& parameter : model.parameters())

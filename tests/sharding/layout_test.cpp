@@ -203,6 +203,21 @@ TEST(UnitLayout, FrozenParametersHaveNoGradient) {
   EXPECT_EQ(both.gradient_elements(), 128);
 }
 
+// The dtype of a unit's gradients holds those of every trainable segment.
+TEST(UnitLayout, GradientsTakeTheWidestComputeDtype) {
+  const auto dtype_of = [](std::vector<ParameterSpec> specs) {
+    return UnitLayout(std::move(specs), 2).gradient_dtype();
+  };
+  EXPECT_EQ(dtype_of({spec({3}, bfloat16)}), bfloat16);
+  EXPECT_EQ(dtype_of({spec({3}, bfloat16), spec({3}, float32)}), float32);
+  EXPECT_EQ(dtype_of({spec({3}, float64, true, float64), spec({3}, float32)}), float64);
+  EXPECT_EQ(dtype_of({spec({3}, bfloat16), spec({3}, float32, false)}), bfloat16);
+  // Neither kind of 16 bits holds the other.
+  EXPECT_EQ(dtype_of({spec({3}, bfloat16), spec({3}, float16)}), float32);
+  EXPECT_EQ(dtype_of({spec({3}, float16), spec({3}, bfloat16)}), float32);
+  EXPECT_EQ(dtype_of({spec({3}, float32, false)}), float32);  // asked of no one
+}
+
 TEST(UnitLayout, RefusesNoShards) {
   EXPECT_THROW(UnitLayout({spec({1})}, 0), std::logic_error);
 }

@@ -2,6 +2,9 @@
 // communication are compared with.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,18 +22,29 @@ struct ExpectedUnit {
 
 inline std::vector<ExpectedUnit> expected_units(nn::Module& root, const WrapPolicy& policy,
                                                 std::optional<DType> param_dtype = {}) {
-  const auto modules = choose_units(root, policy);
-  const auto owned = assign_parameters(root, modules);
   std::vector<ExpectedUnit> units;
-  for (std::size_t i = 0; i < modules.size(); ++i) {
-    units.push_back({modules[i].name, {}});
-    for (const auto& parameter : owned[i]) {
-      units.back().specs.push_back({parameter.name, parameter.shape, float32,
+  for (const UnitModule& unit : choose_units(root, policy)) {
+    units.push_back({unit.name, {}});
+    for (const auto& parameter : unit.parameters) {
+      units.back().specs.push_back({parameter.name, parameter.tensor.shape(), float32,
                                     param_dtype.value_or(float32),
                                     parameter.tensor.requires_grad()});
     }
   }
   return units;
+}
+
+// From a rank's first element of the only segment to its last: what moments are held of.
+inline std::size_t extent_of(const UnitLayout& layout, int shard) {
+  std::int64_t first = std::numeric_limits<std::int64_t>::max();
+  std::int64_t last = 0;
+  for (const auto& slot : layout.slots()) {
+    const ElementRange part = layout.local_of(slot, shard);
+    if (part.count == 0) continue;
+    first = std::min(first, slot.range.first + part.first);
+    last = std::max(last, slot.range.first + part.end());
+  }
+  return last == 0 ? 0 : static_cast<std::size_t>(last - first);
 }
 
 template <class T>

@@ -83,6 +83,65 @@ TEST(ShardedParameters, NameTheirUnitWhenUsedOutside) {
   });
 }
 
+// The root's parameters come by themselves when a forward computes with them. Reading them on one
+// rank alone is an error there, and no collective that waits for the others.
+TEST(ShardedParameters, OfTheRootCannotBeReadByOneRankAlone) {
+  for (const ShardingOptions& options : all_strategies(2)) {
+    if (row_of(options.strategy).gathered == Gathered::until_step) continue;  // they are there
+    on_ranks(2, options, [&](Context& context, ToyTransformer& net, ShardedModel& model) {
+      Tensor root;
+      for (const auto& parameter : net.named_parameters()) {
+        if (parameter.name == "positions") root = parameter.tensor;
+      }
+      const auto expect_refused = [&] {
+        if (!context.is_main()) return;
+        const auto refused = [](const auto& read) {
+          const std::string message = message_of<std::logic_error>(read);
+          EXPECT_NE(message.find("the root unit is sharded now"), std::string::npos) << message;
+          EXPECT_NE(message.find("unsharded(model)"), std::string::npos) << message;
+        };
+        refused([&] { (void)root.to_vector(); });
+        refused([&] { (void)root.clone(); });
+        refused([&] { Tensor::empty(root.shape(), root.dtype()).copy_from(root); });
+      };
+      if (shards_of(options, 2) == 1) return;  // nothing is gathered
+      expect_refused();
+      train_once(context, net);
+      expect_refused();
+      train_once(context, net);
+      const auto whole = model.unsharded();
+      EXPECT_EQ(root.to_vector().size(), static_cast<std::size_t>(root.elements()));
+    });
+  }
+}
+
+// Who has a gradient decides where it lies, so it cannot change; nobody is told too late.
+TEST(ShardedParameters, CannotBeFrozenOrUnfrozenLater) {
+  for (const ShardingOptions& options : all_strategies(2)) {
+    launch(2, [&](Context& context) {
+      manual_seed(3);
+      ToyTransformer net;
+      Tensor(net.named_parameters().back().tensor).set_requires_grad(false);
+      ShardedModel model = fully_shard(net, context, options);
+      const auto expect_refused = [&](const nn::NamedParameter& parameter, bool value) {
+        Tensor tensor = parameter.tensor;
+        const std::string message =
+            message_of<std::logic_error>([&] { tensor.set_requires_grad(value); });
+        EXPECT_NE(message.find("parameter " + parameter.name + " cannot change"), std::string::npos)
+            << message;
+        EXPECT_NE(message.find("before fully_shard()"), std::string::npos) << message;
+        EXPECT_EQ(tensor.requires_grad(), !value);
+        tensor.set_requires_grad(!value);  // what it is
+      };
+      expect_refused(net.named_parameters()[7], false);
+      expect_refused(net.named_parameters().front(), false);
+      expect_refused(net.named_parameters().back(), true);
+      expect_refused(model.parameters()[2], false);
+      train_once(context, net);
+    });
+  }
+}
+
 // Loading a checkpoint: copies gathered before show the new values after.
 TEST(ShardedParameters, WritesInvalidateGatheredCopies) {
   for (ShardingOptions options : all_strategies(2)) {
@@ -161,6 +220,35 @@ TEST(Structures, ModuleAfterItsModel) {
       const Tensor parameter = net.named_parameters().front().tensor;
       EXPECT_THROW((void)parameter.to_vector(), std::logic_error);
     });
+  }
+}
+
+// A graph that lives longer than its model says so, and touches nothing of it.
+TEST(Structures, GraphAfterItsModel) {
+  for (ShardingOptions options : all_strategies(2)) {
+    for (const bool wrapped : {true, false}) {
+      if (!wrapped) options.wrap = WrapPolicy::none();
+      launch(2, [&](Context& context) {
+        manual_seed(3);
+        ToyTransformer net;
+        const auto batch = toy_batch(context.rank(), 2);
+        Tensor loss;
+        {
+          const ShardedModel model = fully_shard(net, context, options);
+          train_once(context, net);
+          loss = net.loss(batch.ids, batch.targets);
+        }
+        const std::string message = message_of<std::logic_error>([&] { loss.backward(); });
+        EXPECT_NE(message.find("ShardedModel"), std::string::npos) << message;
+        EXPECT_NE(message.find("has ended"), std::string::npos) << message;
+        loss = {};
+        // The module can be given new parameters' memory by nobody else.
+        EXPECT_NE(message_of<std::logic_error>([&] {
+                    (void)net.loss(batch.ids, batch.targets);
+                  }).find("has ended"),
+                  std::string::npos);
+      });
+    }
   }
 }
 

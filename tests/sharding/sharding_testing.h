@@ -11,10 +11,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <ostream>
 #include <string>
 #include <vector>
 
 #include "engine/autograd.h"
+#include "engine/memory.h"
 #include "engine/nn/layers.h"
 #include "engine/nn/module_list.h"
 #include "engine/ops.h"
@@ -186,6 +188,20 @@ struct Trajectory {
   }
 };
 
+// What a rank has allocated since it began: blocks of its pool from the system, collective memory.
+struct Allocations {
+  std::uint64_t blocks = 0, collective = 0;
+  bool operator==(const Allocations&) const = default;
+  friend std::ostream& operator<<(std::ostream& out, const Allocations& a) {
+    return out << a.blocks << " blocks, " << a.collective << " collective";
+  }
+
+  static Allocations of(const Context& context, const ShardedModel& model) {
+    return {MemoryPool::current(context.device())->stats().system_allocations,
+            model.communication().allocations};
+  }
+};
+
 // Trains `make(dropout)`, a pointer to a module with loss(ids, targets), as ranks of one process.
 template <class Make>
 Trajectory train_ranks(int world, const ShardingOptions& options, const TrainingCase& what,
@@ -206,6 +222,8 @@ Trajectory train_ranks(int world, const ShardingOptions& options, const Training
     optim::AdamW optimizer(model.parameters(), {.lr = 1e-2, .decay = optim::decay_matrices});
     auto& losses = result.losses[static_cast<std::size_t>(context.rank())];
     std::vector<double> norms;
+    const Allocations made = Allocations::of(context, model);
+    Allocations trained;
     for (int step = 0; step < what.steps; ++step) {
       for (int micro = 0; micro < what.micro_batches; ++micro) {
         const std::int64_t number = step * what.micro_batches + micro;
@@ -229,6 +247,14 @@ Trajectory train_ranks(int world, const ShardingOptions& options, const Training
       norms.push_back(model.clip_grad_norm(what.max_norm));
       optimizer.step();
       optimizer.zero_grad();
+      // Steps allocate nothing, but the optimizer's state, the sums of no_sync and the first
+      // step's activations; those of the second one make up for blocks that the state has taken.
+      const Allocations now = Allocations::of(context, model);
+      if (step <= 1) trained = now;
+      EXPECT_EQ(now, trained) << "in step " << step;
+      if (!what.no_sync) {
+        EXPECT_EQ(now.collective, made.collective) << "in step " << step;
+      }
     }
     collected.add(model);
     if (context.is_main()) result.norms = norms;

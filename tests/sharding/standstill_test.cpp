@@ -83,6 +83,23 @@ TEST(Standstill, WorkersThatTheirRanksWaitForAreNamed) {
   expect_parts(text, {"all ranks wait for one another", "'first'", "'second'"});
 }
 
+// Rank 0 wants to write what rank 1 still reads.
+TEST(Standstill, AcquireIsNamedWithWhatItIsFor) {
+  const std::string text = failure_of_impatient_ranks(2, [](const Ranks& ranks) {
+    auto channel = ranks->duplicate("channel");
+    auto buffer = ranks->allocate("weights", 64, Sharing::one_copy);
+    ranks->acquire(*buffer);
+    ranks->all_gather(*buffer, 64, {});
+    if (ranks->rank() == 0) {
+      buffer->release();
+      ranks->acquire(*buffer, {.step = 7, .unit = 3, .phase = Phase::backward});
+    } else {
+      channel->barrier();
+    }
+  });
+  expect_parts(text, {"acquire of 'weights'", "step 7, unit 3, backward"});
+}
+
 TEST(Standstill, ProcessesAreNamedByTheirNumbers) {
   Processes processes(3, [](int rank, std::atomic<int>&) {
     part_ways(connect(world_of_process(rank, 3), impatient));

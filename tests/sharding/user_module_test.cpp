@@ -213,6 +213,34 @@ class TiedAcrossUnits : public UserModule {
   nn::Linear fc2_;
 };
 
+class WithOneOfItsOwnImpl : public nn::Module {
+ public:
+  explicit WithOneOfItsOwnImpl(const nn::Linear& shared)
+      : own_(register_module("own", nn::Linear(features, features))),
+        shared_(register_module("shared", shared)) {}
+  Tensor forward(const Tensor& x) const { return relu(shared_(own_(x))); }
+
+ private:
+  nn::Linear own_, shared_;
+};
+TESSERA_MODULE(WithOneOfItsOwn);
+
+// One module in two units.
+class ModuleInTwoUnits : public UserModule {
+ public:
+  explicit ModuleInTwoUnits(double = 0) {
+    const nn::Linear shared(features, features);
+    fc1_ = register_module("fc1", WithOneOfItsOwn(shared));
+    again_ = register_module("again", WithOneOfItsOwn(shared));
+    fc2_ = register_module("fc2", nn::Linear(features, classes));
+  }
+  Tensor forward(const Tensor& x) override { return fc2_(again_(fc1_(x))); }
+
+ private:
+  WithOneOfItsOwn fc1_, again_;
+  nn::Linear fc2_;
+};
+
 template <class Module>
 Trajectory train(int world, const ShardingOptions& options, const TrainingCase& what = {}) {
   return testing::train_ranks(world, options, what,
@@ -245,7 +273,7 @@ Trajectory train_plain(const TrainingCase& what) {
 template <class Module>
 class UserModules : public ::testing::Test {};
 using Modules = ::testing::Types<Net, RootParameters, CalledTwice, Unused, Frozen, MixedDTypes,
-                                 TiedAcrossUnits>;
+                                 TiedAcrossUnits, ModuleInTwoUnits>;
 class ModuleNames {
  public:
   template <class Module>
@@ -278,7 +306,8 @@ TYPED_TEST(UserModules, EveryStrategyAndPolicy) {
 // unused parameters, which in a unit have gradient zero and without sharding none.
 template <class Module>
 class PlainModules : public ::testing::Test {};
-using Plain = ::testing::Types<Net, RootParameters, CalledTwice, Frozen, TiedAcrossUnits>;
+using Plain =
+    ::testing::Types<Net, RootParameters, CalledTwice, Frozen, TiedAcrossUnits, ModuleInTwoUnits>;
 TYPED_TEST_SUITE(PlainModules, Plain, ModuleNames);
 
 TYPED_TEST(PlainModules, OneRankIsThePlainModule) {
@@ -292,6 +321,21 @@ TYPED_TEST(PlainModules, OneRankIsThePlainModule) {
       Trajectory got = train<TypeParam>(1, options, what);
       got.norms.clear();
       EXPECT_TRUE(same_bits(expected, got)) << testing::describe(options);
+    }
+  }
+}
+
+// Both units, and the module in them by itself, for every choice of units.
+TEST(UserModuleParts, AModuleInTwoUnitsTrainsAsWithoutSharding) {
+  const TrainingCase what{.micro_batches = 2, .max_norm = 0.1};
+  const Trajectory expected = train<ModuleInTwoUnits>(2, {.strategy = Strategy::no_shard}, what);
+  for (const auto& policy :
+       {WrapPolicy::list({"fc1", "again"}), WrapPolicy::list({"fc1", "fc1.shared", "again"}),
+        WrapPolicy::transformer({"WithOneOfItsOwn"}), WrapPolicy::size(100)}) {
+    for (ShardingOptions options : testing::all_strategies(2)) {
+      options.wrap = policy;
+      EXPECT_TRUE(same_bits(expected, train<ModuleInTwoUnits>(2, options, what)))
+          << testing::describe(options);
     }
   }
 }

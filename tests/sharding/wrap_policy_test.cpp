@@ -19,12 +19,14 @@ class LayerImpl : public nn::Module {
     register_module("a", nn::Linear(4, 4));  // 20 parameters
     register_module("b", nn::Linear(4, 8));  // 40
   }
+  static Tensor forward(const Tensor& x) { return x; }
 };
 TESSERA_MODULE(Layer);
 
 class FusedImpl : public nn::Module {
  public:
   FusedImpl() { register_module("inner", nn::Linear(4, 8)); }
+  static Tensor forward(const Tensor& x) { return x; }
   [[nodiscard]] bool is_indivisible() const override { return true; }
 };
 TESSERA_MODULE(Fused);
@@ -32,6 +34,7 @@ TESSERA_MODULE(Fused);
 class HeadImpl : public nn::Module {
  public:
   explicit HeadImpl(const Tensor& table) { register_parameter("weight", table); }
+  static Tensor forward(const Tensor& x) { return x; }
 };
 TESSERA_MODULE(Head);
 
@@ -47,6 +50,7 @@ class Model : public nn::Module {
     register_module("head", Head(embed->weight()));
     register_parameter("scale", nn::make_parameter({1}, nn::constant(1)));
   }
+  static Tensor forward(const Tensor& x) { return x; }
 };
 
 std::vector<std::string> names(nn::Module& root, const WrapPolicy& policy) {
@@ -57,9 +61,9 @@ std::vector<std::string> names(nn::Module& root, const WrapPolicy& policy) {
 
 std::vector<std::vector<std::string>> owners(nn::Module& root, const WrapPolicy& policy) {
   std::vector<std::vector<std::string>> result;
-  for (const auto& owned : assign_parameters(root, choose_units(root, policy))) {
+  for (const auto& unit : choose_units(root, policy)) {
     result.emplace_back();
-    for (const auto& parameter : owned) result.back().push_back(parameter.name);
+    for (const auto& parameter : unit.parameters) result.back().push_back(parameter.name);
   }
   return result;
 }
@@ -107,7 +111,8 @@ TEST(WrapPolicy, NestedUnits) {
   EXPECT_EQ(owned[2], (Names{"layers.0.b.weight", "layers.0.b.bias"}));
 }
 
-// Innermost first: b reaches 40 alone; what is left of a layer, 20, does not.
+// Innermost first: b reaches 40 alone; what is left of a layer, 20, does not, and the list of
+// layers has no forward that would gather it.
 TEST(WrapPolicy, Size) {
   Model model;
   const Names units = names(model, WrapPolicy::size(40));
@@ -115,9 +120,10 @@ TEST(WrapPolicy, Size) {
     return std::find(units.begin(), units.end(), name) != units.end();
   };
   EXPECT_TRUE(is_unit("layers.0.b"));
-  EXPECT_TRUE(is_unit("layers"));  // what is left of both layers together: 2 x 20
+  EXPECT_FALSE(is_unit("layers"));
   EXPECT_FALSE(is_unit("layers.0"));
-  EXPECT_TRUE(is_unit("fused"));  // whole: nothing inside it can be
+  EXPECT_FALSE(is_unit("embed"));  // its table is the head's as well: the root's
+  EXPECT_TRUE(is_unit("fused"));   // whole: nothing inside it can be
   EXPECT_FALSE(is_unit("fused.inner"));
   EXPECT_EQ(names(model, WrapPolicy::size(1'000'000)), Names{""});
 }
@@ -134,7 +140,7 @@ TEST(WrapPolicy, EveryParameterOnce) {
   Model model;
   for (const auto& policy :
        {WrapPolicy::none(), WrapPolicy::transformer({"Layer"}), WrapPolicy::size(1),
-        WrapPolicy::size(30), WrapPolicy::list({"embed", "layers.0.a", "layers"})}) {
+        WrapPolicy::size(30), WrapPolicy::list({"embed", "layers.0.a", "layers.1"})}) {
     std::multiset<std::string> all;
     for (const auto& owned : owners(model, policy)) all.insert(owned.begin(), owned.end());
     std::multiset<std::string> expected;
@@ -161,6 +167,63 @@ TEST(WrapPolicy, TiedParametersGoToTheInnermostUnitAroundAllPlaces) {
   EXPECT_EQ(owned[1].at(1), "model.embed.weight");
   EXPECT_TRUE(owned[2].empty());
   EXPECT_TRUE(owned[3].empty());
+}
+
+class OnceMoreImpl : public nn::Module {
+ public:
+  explicit OnceMoreImpl(const nn::Linear& shared) {
+    register_module("own", nn::Linear(4, 4));
+    register_module("shared", shared);
+  }
+  static Tensor forward(const Tensor& x) { return x; }
+};
+TESSERA_MODULE(OnceMore);
+
+// A module that is registered in two others.
+class SharedModule : public nn::Module {
+ public:
+  SharedModule() {
+    const nn::Linear shared(4, 8);
+    register_module("first", OnceMore(shared));
+    register_module("second", OnceMore(shared));
+  }
+};
+
+TEST(WrapPolicy, AModuleInTwoUnitsBelongsToTheInnermostUnitAroundBoth) {
+  SharedModule net;
+  auto owned = owners(net, WrapPolicy::list({"first", "second"}));
+  EXPECT_EQ(owned[0], (Names{"first.shared.weight", "first.shared.bias"}));
+  EXPECT_EQ(owned[1], (Names{"first.own.weight", "first.own.bias"}));
+  EXPECT_EQ(owned[2], (Names{"second.own.weight", "second.own.bias"}));
+  // It is around its own parameters wherever it is registered itself.
+  owned = owners(net, WrapPolicy::list({"first", "first.shared", "second"}));
+  EXPECT_TRUE(owned[0].empty());
+  EXPECT_EQ(owned[2], (Names{"first.shared.weight", "first.shared.bias"}));
+  // By size: 40 of it alone, 20 in each of the two.
+  EXPECT_EQ(names(net, WrapPolicy::size(30)), (Names{"", "first.shared"}));
+  EXPECT_EQ(names(net, WrapPolicy::size(20)),
+            (Names{"", "first.own", "first.shared", "second.own"}));
+}
+
+// The same with a table that another module reads without registering it.
+TEST(WrapPolicy, AParameterThatAnotherModuleReadsBelongsToAUnitAroundBoth) {
+  class Reader : public nn::Module {
+   public:
+    Reader() {
+      const auto table = register_module("table", nn::Embedding(10, 4));
+      register_module("layer", nn::Linear(4, 8));
+      reads_parameter(table->weight());
+    }
+    static Tensor forward(const Tensor& x) { return x; }
+  };
+  class Around : public nn::Module {
+   public:
+    Around() { register_module("model", nn::ModuleHandle<Reader>(std::make_shared<Reader>())); }
+  } net;
+  EXPECT_EQ(names(net, WrapPolicy::size(40)), (Names{"", "model", "model.layer"}));
+  const auto owned = owners(net, WrapPolicy::list({"model", "model.table"}));
+  EXPECT_EQ(owned[1].front(), "model.table.weight");
+  EXPECT_TRUE(owned[2].empty());
 }
 
 // "layers.1" is not around "layers.10".
@@ -198,6 +261,15 @@ TEST(WrapPolicy, RefusesToCutBelowFusedOperations) {
             "module fused.inner cannot be a unit: a module around it uses its parameters in a "
             "fused operation; wrap that one");
   EXPECT_EQ(error_of(model, WrapPolicy::list({"fused"})), "no error");
+}
+
+TEST(WrapPolicy, RefusesModulesWithoutAForward) {
+  Model model;
+  const std::string refusal =
+      "module layers (ModuleList) cannot be a unit: it has no forward that would be called; wrap "
+      "the modules in it";
+  EXPECT_EQ(error_of(model, WrapPolicy::list({"layers"})), refusal);
+  EXPECT_EQ(error_of(model, WrapPolicy::transformer({"ModuleList"})), refusal);
 }
 
 }  // namespace

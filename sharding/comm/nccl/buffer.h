@@ -9,6 +9,7 @@
 
 #include "engine/queue.h"
 #include "sharding/comm/communicator.h"
+#include "sharding/comm/held_memory.h"
 
 namespace tessera::comm {
 
@@ -17,19 +18,21 @@ namespace tessera::comm {
 class NcclMemory {
  public:
   NcclMemory() = default;
-  NcclMemory(Device device, std::size_t bytes, std::string_view what);
+  NcclMemory(Device device, std::size_t bytes, std::string_view what,
+             const std::shared_ptr<HeldMemory>& held);
   [[nodiscard]] std::byte* data() const { return memory_.get(); }
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
 
  private:
   std::shared_ptr<std::byte> memory_;
   std::size_t bytes_ = 0;
+  HeldBlock held_;
 };
 
 class NcclBuffer final : public Buffer {
  public:
   NcclBuffer(const void* owner, Device device, std::string_view name, std::size_t bytes,
-             Sharing sharing, std::uint64_t number);
+             Sharing sharing, std::uint64_t number, const std::shared_ptr<HeldMemory>& held);
   ~NcclBuffer() override;
 
   [[nodiscard]] const std::string& name() const override { return name_; }

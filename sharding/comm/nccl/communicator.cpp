@@ -4,6 +4,7 @@
 #include "engine/backend.h"
 #include "kernels/base/error.h"
 #include "sharding/comm/arguments.h"
+#include "sharding/comm/messages.h"
 
 namespace tessera::comm {
 
@@ -35,14 +36,33 @@ Call NcclCommunicator::call_of(Op op, const NcclBuffer& buffer, Tag tag) const {
 
 std::shared_ptr<Buffer> NcclCommunicator::allocate(std::string_view name, std::size_t bytes,
                                                    Sharing sharing) {
-  auto buffer = std::make_shared<NcclBuffer>(this, device(), name, bytes, sharing, ++buffers_);
-  (void)group_.exchange(call_of(Op::allocate, *buffer, {.phase = Phase::setup}), {});
+  Call call(Op::allocate, {.phase = Phase::setup});
+  call.bytes = bytes;
+  call.buffer = ++buffers_;
+  call.sharing = sharing;
+  call.set_name(name);
+  std::shared_ptr<NcclBuffer> buffer;
+  agree_on_memory(call, [&] {
+    buffer = std::make_shared<NcclBuffer>(this, device(), name, bytes, sharing, buffers_,
+                                          job_->held_memory());
+  });
   return buffer;
 }
 
-void NcclCommunicator::acquire(Buffer& buffer) {
+// All ranks have the memory or none has: one that lacks it must not leave the others waiting.
+void NcclCommunicator::agree_on_memory(const Call& call, const std::function<void()>& take) {
+  std::string outcome = encode_success(0);
+  try {
+    take();
+  } catch (const Error& error) {
+    outcome = encode_error(error);
+  }
+  for (const std::string& result : group_.exchange(call, outcome)) (void)decode_result(result);
+}
+
+void NcclCommunicator::acquire(Buffer& buffer, Tag tag) {
   NcclBuffer& mine = own(buffer, Op::acquire);
-  job_->control().check(call_of(Op::acquire, mine, {}));
+  job_->control().check(call_of(Op::acquire, mine, tag));
   mine.acquire();
 }
 

@@ -1,6 +1,7 @@
 // The communicator of ranks with a GPU each: NCCL for data, the control plane for small messages.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -25,21 +26,25 @@ class NcclCommunicator final : public Communicator {
   [[nodiscard]] int size() const override { return group_.size(); }
   [[nodiscard]] std::string_view backend() const override { return "nccl"; }
   [[nodiscard]] Device device() const override { return job_->device(); }
+  [[nodiscard]] bool one_memory() const override { return false; }
+  [[nodiscard]] bool fixed_order() const override { return fixed_order_; }
 
   std::shared_ptr<Buffer> allocate(std::string_view name, std::size_t bytes,
                                    Sharing sharing) override;
-  void acquire(Buffer& buffer) override;
+  void acquire(Buffer& buffer, Tag tag) override;
   void all_gather(Buffer& buffer, std::size_t bytes, Tag tag) override;
   // The ranges of a unit (tag.unit) and buffer stay what they were at its first call.
   void reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges, Reduction reduction,
                       Tag tag) override;
   void all_reduce(Buffer& buffer, std::int64_t count, void* out, Reduction reduction,
                   Tag tag) override;
+  void reserve_scratch(std::size_t bytes) override;
   std::vector<std::string> exchange(std::string_view message, Tag tag) override;
   std::string broadcast(std::string_view message, int root, Tag tag) override;
   void barrier(Tag tag) override;
   std::shared_ptr<Communicator> split(int color, int key, std::string_view name) override;
   std::shared_ptr<Communicator> duplicate(std::string_view name) override;
+  [[nodiscard]] std::size_t held_bytes() const override { return job_->held_memory()->bytes(); }
   void abort(std::string_view reason) noexcept override;
 
  private:
@@ -72,6 +77,7 @@ class NcclCommunicator final : public Communicator {
   }
   const RangesOfRanks& ranges_of_ranks(const Ranges& mine, const Call& call);
   std::byte* scratch(std::size_t bytes);
+  void agree_on_memory(const Call& call, const std::function<void()>& take);
 
   void reduce_in_order_of_nccl(const NcclBuffer& buffer, const std::vector<ReducedRange>& ranges,
                                const RangesOfRanks& all, const Reduction& reduction);

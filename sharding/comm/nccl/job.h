@@ -13,6 +13,7 @@
 #include "engine/queue.h"
 #include "sharding/comm/call.h"
 #include "sharding/comm/control/bootstrap.h"
+#include "sharding/comm/held_memory.h"
 #include "sharding/comm/nccl/channel.h"
 
 namespace tessera::comm {
@@ -29,6 +30,7 @@ class NcclJob {
     return plane_.control;
   }
   [[nodiscard]] Device device() const { return device_; }
+  [[nodiscard]] const std::shared_ptr<HeldMemory>& held_memory() const { return held_memory_; }
   [[nodiscard]] std::chrono::milliseconds timeout() const { return timeout_; }
 
   // The channel is aborted when the job fails.
@@ -50,6 +52,7 @@ class NcclJob {
   control::ControlPlane plane_;
   Device device_;
   std::chrono::milliseconds timeout_;
+  std::shared_ptr<HeldMemory> held_memory_ = std::make_shared<HeldMemory>();
   std::mutex mutex_;
   std::condition_variable changed_;
   bool ending_ = false;

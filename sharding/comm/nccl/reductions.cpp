@@ -6,13 +6,12 @@
 #include "kernels/base/error.h"
 #include "sharding/comm/arguments.h"
 #include "sharding/comm/nccl/communicator.h"
+#include "sharding/comm/scratch.h"
 
 namespace tessera::comm {
 namespace {
 
-constexpr std::size_t alignment = 256;
-// all_reduce in the fixed order works in pieces of this many elements, which bounds its scratch.
-constexpr std::int64_t elements_of_a_piece = std::int64_t{1} << 24;
+constexpr std::size_t alignment = nccl_scratch_alignment;
 
 std::size_t aligned(std::size_t bytes) {
   return (bytes + alignment - 1) / alignment * alignment;
@@ -32,9 +31,15 @@ std::byte* NcclCommunicator::scratch(std::size_t bytes) {
   if (scratch_.bytes() < bytes) {
     current_queue(device()).synchronize();  // the old memory may still be in use
     scratch_ = {};
-    scratch_ = NcclMemory(device(), bytes, "the scratch of reductions");
+    scratch_ = NcclMemory(device(), bytes, "the scratch of reductions", job_->held_memory());
   }
   return scratch_.data();
+}
+
+void NcclCommunicator::reserve_scratch(std::size_t bytes) {
+  Call call(Op::allocate, {.phase = Phase::setup});
+  call.set_name("the scratch of reductions");
+  agree_on_memory(call, [&] { (void)scratch(bytes); });
 }
 
 const NcclCommunicator::RangesOfRanks& NcclCommunicator::ranges_of_ranks(const Ranges& mine,
@@ -214,8 +219,8 @@ void NcclCommunicator::all_reduce_in_fixed_order(const NcclBuffer& buffer, std::
   partial.out_dtype = wide;
   partial.scale = 1.0f;
   partial.accumulate = false;
-  for (std::int64_t begin = 0; begin < count; begin += elements_of_a_piece) {
-    const std::int64_t length = std::min(elements_of_a_piece, count - begin);
+  for (std::int64_t begin = 0; begin < count; begin += nccl_piece_elements) {
+    const std::int64_t length = std::min(nccl_piece_elements, count - begin);
     const std::int64_t share = (length + size() - 1) / size();
     const auto part_of = [&](std::size_t r) {
       const std::int64_t first = std::min(static_cast<std::int64_t>(r) * share, length);

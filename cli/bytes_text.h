@@ -1,0 +1,18 @@
+// Bytes as people write and read them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace tessera::cli {
+
+// "80GB" is 80e9, "80GiB" 80 x 2^30; k, M, G, T and P, a space before them or none, "B" alone or
+// nothing for bytes. None for anything else, and for 0.
+std::optional<std::uint64_t> parse_bytes(std::string_view text);
+
+// "1.23 GiB", "12.3 GiB", "123 MiB", "512 B".
+std::string bytes_text(std::uint64_t bytes);
+
+}  // namespace tessera::cli

@@ -1,0 +1,172 @@
+// Trying changes out, one plan each.
+#include "cli/plan_advice.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+
+#include "cli/recipe_plan.h"
+#include "kernels/base/error.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr std::size_t enough_advice = 3;
+
+// In the order of the bytes that they move in a step; what moves as much, in that of what it holds.
+constexpr std::array<Strategy, 6> by_cost = {Strategy::no_shard,      Strategy::shard_optimizer,
+                                             Strategy::shard_grad_op, Strategy::hybrid_shard_zero2,
+                                             Strategy::hybrid_shard,  Strategy::full_shard};
+
+// A recipe that was changed, and how.
+struct Candidate {
+  Recipe recipe;
+  PlanWorld world;
+  std::vector<std::string> changes;
+};
+
+Candidate with_strategy(Candidate candidate, Strategy strategy) {
+  if (candidate.recipe.sharding.sharding_strategy == strategy) return candidate;
+  candidate.recipe.sharding.sharding_strategy = strategy;
+  candidate.changes.push_back(
+      fmt::format("--set sharding.sharding_strategy={}", name_of(strategy)));
+  return candidate;
+}
+
+Candidate with_bf16(Candidate candidate) {
+  candidate.recipe.sharding.mixed_precision = MixedPrecision::bf16;
+  candidate.changes.emplace_back("--set sharding.mixed_precision=bf16");
+  return candidate;
+}
+
+Candidate with_recomputation(Candidate candidate) {
+  candidate.recipe.sharding.activation_checkpointing = ActivationCheckpointing::full;
+  candidate.changes.emplace_back("--set sharding.activation_checkpointing=true");
+  return candidate;
+}
+
+// The batches that remain when this one is halved again and again, each with as many samples a
+// step.
+std::vector<Candidate> with_smaller_batches(const Candidate& whole) {
+  std::vector<Candidate> smaller;
+  for (std::int64_t parts = 2;; parts *= 2) {
+    const std::int64_t ranks = whole.recipe.data.split_batches ? whole.world.ranks : 1;
+    if (whole.recipe.data.batch_size % (parts * ranks) != 0) return smaller;
+    Candidate candidate = whole;
+    candidate.recipe.data.batch_size /= parts;
+    candidate.recipe.train.gradient_accumulation_steps *= parts;
+    candidate.changes.push_back(
+        fmt::format("--set data.batch_size={}", candidate.recipe.data.batch_size));
+    candidate.changes.push_back(fmt::format("--set train.gradient_accumulation_steps={}",
+                                            candidate.recipe.train.gradient_accumulation_steps));
+    smaller.push_back(std::move(candidate));
+  }
+}
+
+std::vector<Candidate> with_strategies(const Candidate& candidate) {
+  std::vector<Candidate> all;
+  for (const Strategy strategy : by_cost) {
+    if (strategy == candidate.recipe.sharding.sharding_strategy) continue;
+    if (is_hybrid(strategy) && planned_group_size(candidate.recipe, candidate.world.ranks) == 1)
+      continue;
+    all.push_back(with_strategy(candidate, strategy));
+  }
+  return all;
+}
+
+// FULL_SHARD over twice as many ranks, four times, ...
+std::vector<Candidate> with_more_ranks(const Candidate& candidate) {
+  std::vector<Candidate> all;
+  for (int ranks = candidate.world.ranks * 2; ranks <= most_planned_ranks; ranks *= 2) {
+    if (candidate.recipe.data.split_batches && candidate.recipe.data.batch_size % ranks != 0) break;
+    Candidate larger = candidate;
+    larger.world.ranks = ranks;
+    larger.changes.push_back(fmt::format("--world-size {}", ranks));
+    all.push_back(std::move(larger));
+  }
+  return all;
+}
+
+// The changes that were tried.
+class Search {
+ public:
+  explicit Search(std::uint64_t memory) : memory_(memory) {}
+
+  // Takes the first of the candidates that fits, while more advice is wanted.
+  void look(const std::vector<Candidate>& candidates) {
+    if (found_.fitting.size() == enough_advice) return;
+    for (const Candidate& candidate : candidates) {
+      const StrategyPlan row = plan_strategy(candidate.recipe, candidate.world,
+                                             candidate.recipe.sharding.sharding_strategy);
+      if (!row.plan) continue;
+      const Advice advice{candidate.changes, row.plan->total()};
+      if (!found_.least || advice.total < found_.least->total) found_.least = advice;
+      if (advice.total > memory_) continue;
+      found_.fitting.push_back(advice);
+      return;
+    }
+  }
+  [[nodiscard]] bool nothing_yet() const { return found_.fitting.empty(); }
+  [[nodiscard]] const Advices& found() const { return found_; }
+
+ private:
+  std::uint64_t memory_;
+  Advices found_;
+};
+
+}  // namespace
+
+std::int64_t planned_group_size(const Recipe& recipe, int world_size) {
+  if (recipe.sharding.group_size) return *recipe.sharding.group_size;
+  std::int64_t size = std::min(world_size, 8);
+  while (world_size % size != 0) --size;
+  return size;
+}
+
+StrategyPlan plan_strategy(const Recipe& recipe, const PlanWorld& world, Strategy strategy) {
+  StrategyPlan row;
+  row.strategy = strategy;
+  Recipe chosen = recipe;
+  chosen.sharding.sharding_strategy = strategy;
+  if (is_hybrid(strategy)) {
+    row.group_size = planned_group_size(recipe, world.ranks);
+    chosen.sharding.group_size = row.group_size;
+  }
+  try {
+    validate(chosen, world.ranks);
+    row.plan = plan_recipe(chosen, world);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::configuration) throw;
+    row.refused = error.what();
+  }
+  return row;
+}
+
+Advices advise(const Recipe& recipe, const PlanWorld& world, std::uint64_t memory) {
+  const Candidate now{recipe, world, {}};
+  const bool fp32 = recipe.sharding.mixed_precision == MixedPrecision::no;
+  const bool keeps = recipe.sharding.activation_checkpointing == ActivationCheckpointing::none;
+  Search search(memory);
+  search.look(with_strategies(now));
+  search.look(with_smaller_batches(now));
+  if (keeps) search.look({with_recomputation(now)});
+  if (fp32) search.look({with_bf16(now)});
+  // One change was not enough: they come one after the other.
+  Candidate most = with_strategy(now, Strategy::full_shard);
+  const auto add = [&](bool possible, Candidate (*change)(Candidate)) {
+    if (!possible || !search.nothing_yet()) return;
+    search.look(with_smaller_batches(most));
+    search.look(with_strategies(change(now)));
+    most = change(std::move(most));
+    search.look({most});
+  };
+  add(keeps, with_recomputation);
+  add(fp32, with_bf16);
+  if (search.nothing_yet()) search.look(with_smaller_batches(most));
+  if (search.nothing_yet()) search.look(with_more_ranks(most));
+  return search.found();
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,181 @@
+// The table and the JSON of a plan.
+#include "cli/plan_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "cli/bytes_text.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr MemoryKind all_kinds[] = {MemoryKind::parameters,  MemoryKind::gradients,
+                                    MemoryKind::optimizer,   MemoryKind::communication,
+                                    MemoryKind::activations, MemoryKind::other};
+
+std::string row_name(const StrategyPlan& row) {
+  return row.group_size == 0
+             ? std::string(name_of(row.strategy))
+             : fmt::format("{}, groups of {}", name_of(row.strategy), row.group_size);
+}
+
+std::string place_of(const MemoryPlan& plan) {
+  return fmt::format("{}, {}", plan.phase, plan.unit.empty() ? "outside of units" : plan.unit);
+}
+
+std::string table_line(const std::vector<std::string>& cells) {
+  std::string line = fmt::format("{:<34}", cells.front());
+  for (std::size_t i = 1; i + 1 < cells.size(); ++i) line += fmt::format(" {:>13}", cells[i]);
+  return line + "  " + cells.back() + "\n";
+}
+
+std::string memory_table(const PlanReport& report) {
+  std::vector<std::string> header = {"bytes of a rank"};
+  for (const MemoryKind kind : all_kinds) header.emplace_back(name_of(kind));
+  header.insert(header.end(), {"total", "the peak is in"});
+  std::string text = table_line(header);
+  for (const StrategyPlan& row : report.plans) {
+    if (!row.plan) {
+      text += fmt::format("{:<34} refused: {}\n", row_name(row), row.refused);
+      continue;
+    }
+    std::vector<std::string> cells = {row_name(row)};
+    for (const MemoryKind kind : all_kinds) cells.push_back(bytes_text(row.plan->memory.of(kind)));
+    cells.push_back(bytes_text(row.plan->total()));
+    cells.push_back(place_of(*row.plan));
+    text += table_line(cells);
+  }
+  return text;
+}
+
+std::string traffic_table(const PlanReport& report) {
+  std::string text = table_line({"a step's collectives", "phase", "ranks", "calls", "bytes", ""});
+  for (const StrategyPlan& row : report.plans) {
+    if (!row.plan) continue;
+    std::string name = row_name(row);
+    for (const PlannedCollective& call : row.plan->collectives) {
+      text +=
+          table_line({name, std::string(call.phase), fmt::format("{}", call.ranks),
+                      fmt::format("{}", call.calls), bytes_text(call.bytes), std::string(call.op)});
+      name.clear();
+    }
+    if (row.plan->collectives.empty()) text += table_line({name, "", "", "none", "", ""});
+  }
+  return text;
+}
+
+std::string verdict(const PlanReport& report, const StrategyPlan& row) {
+  const std::size_t total = row.plan->total();
+  const std::uint64_t memory = *report.device_memory;
+  if (total > memory) {
+    return fmt::format("{} does not fit: {} too much\n", row_name(row), bytes_text(total - memory));
+  }
+  std::string text =
+      fmt::format("{} fits, with {} to spare", row_name(row), bytes_text(memory - total));
+  // They are given up when something else needs the room.
+  if (total + row.plan->memory.cached > memory) text += ", less than the pool would like to cache";
+  return text + "\n";
+}
+
+std::string verdicts(const PlanReport& report) {
+  if (!report.device_memory) return {};
+  std::string text = fmt::format("\nof {}:\n", bytes_text(*report.device_memory));
+  for (const StrategyPlan& row : report.plans) {
+    if (row.plan) text += "  " + verdict(report, row);
+  }
+  if (something_fits(report)) return text;
+  if (report.advice.empty()) {
+    text += "  no strategy, batch, precision or number of ranks that there is makes it fit";
+    if (report.least) {
+      text += fmt::format("; the least is {} with {}", bytes_text(report.least->total),
+                          fmt::join(report.least->changes, " "));
+    }
+    return text + "\n";
+  }
+  text += "  it would fit, cheapest change first, with\n";
+  for (const Advice& advice : report.advice) {
+    text += fmt::format("    {}  ({})\n", fmt::join(advice.changes, " "), bytes_text(advice.total));
+  }
+  return text;
+}
+
+nlohmann::ordered_json row_json(const PlanReport& report, const StrategyPlan& row) {
+  nlohmann::ordered_json json = {{"strategy", name_of(row.strategy)}, {"group_size", nullptr}};
+  if (row.group_size != 0) json["group_size"] = row.group_size;
+  if (!row.plan) {
+    json["refused"] = row.refused;
+    return json;
+  }
+  const MemoryPlan& plan = *row.plan;
+  json["bytes"] = kinds_json(plan.memory);
+  json["cached"] = plan.memory.cached;
+  json["peak"] = {{"phase", plan.phase}, {"unit", plan.unit}};
+  json["collectives"] = nlohmann::ordered_json::array();
+  for (const PlannedCollective& call : plan.collectives) {
+    json["collectives"].push_back({{"op", call.op},
+                                   {"phase", call.phase},
+                                   {"ranks", call.ranks},
+                                   {"calls", call.calls},
+                                   {"bytes", call.bytes}});
+  }
+  json["moved_bytes"] = plan.moved_bytes();
+  if (report.device_memory) json["fits"] = fits(report, plan);
+  return json;
+}
+
+}  // namespace
+
+bool fits(const PlanReport& report, const MemoryPlan& plan) {
+  return !report.device_memory || plan.total() <= *report.device_memory;
+}
+
+bool something_fits(const PlanReport& report) {
+  return std::any_of(report.plans.begin(), report.plans.end(),
+                     [&](const StrategyPlan& row) { return row.plan && fits(report, *row.plan); });
+}
+
+std::string plan_text(const PlanReport& report) {
+  const Recipe& recipe = report.recipe;
+  std::string text =
+      fmt::format("{}: {} rank{} on {}, {} x {} tokens a rank, {} batch{} a step\n\n",
+                  recipe.source, report.world.ranks, report.world.ranks == 1 ? "" : "s",
+                  report.world.device == DeviceType::cuda ? "a GPU each" : "the CPUs of one host",
+                  batch_size_per_rank(recipe, report.world.ranks), recipe.model.seq_len,
+                  recipe.train.gradient_accumulation_steps,
+                  recipe.train.gradient_accumulation_steps == 1 ? "" : "es");
+  return text + memory_table(report) + "\n" + traffic_table(report) + verdicts(report);
+}
+
+nlohmann::ordered_json plan_json(const PlanReport& report) {
+  nlohmann::ordered_json json = {
+      {"recipe", report.recipe.source},
+      {"world_size", report.world.ranks},
+      {"device", report.world.device == DeviceType::cuda ? "cuda" : "cpu"},
+      {"batch_size", batch_size_per_rank(report.recipe, report.world.ranks)},
+      {"seq_len", report.recipe.model.seq_len},
+      {"gradient_accumulation_steps", report.recipe.train.gradient_accumulation_steps},
+      {"device_memory", nullptr}};
+  if (report.device_memory) json["device_memory"] = *report.device_memory;
+  json["plans"] = nlohmann::ordered_json::array();
+  for (const StrategyPlan& row : report.plans) json["plans"].push_back(row_json(report, row));
+  json["advice"] = nlohmann::ordered_json::array();
+  for (const Advice& advice : report.advice) {
+    json["advice"].push_back({{"changes", advice.changes}, {"total", advice.total}});
+  }
+  json["least"] = nullptr;
+  if (report.advice.empty() && report.least) {
+    json["least"] = {{"changes", report.least->changes}, {"total", report.least->total}};
+  }
+  return json;
+}
+
+nlohmann::ordered_json kinds_json(const RankMemory& memory) {
+  nlohmann::ordered_json json;
+  for (const MemoryKind kind : all_kinds) json[std::string(name_of(kind))] = memory.of(kind);
+  json["total"] = memory.total();
+  return json;
+}
+
+}  // namespace tessera::cli

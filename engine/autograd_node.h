@@ -1,0 +1,63 @@
+// The tape's nodes: what autograd.cpp and recompute.cpp share, and nobody else sees.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "engine/autograd.h"
+#include "engine/module_call.h"
+
+namespace tessera::autograd {
+
+class Region;
+
+// Where an input's gradient goes: to the node that made it, or into the leaf itself.
+struct Edge {
+  std::shared_ptr<Node> node;
+  int output = 0;
+  std::shared_ptr<detail::TensorData> leaf;
+  Shape shape;
+  DType dtype = DType::float32;
+  Device device;
+
+  [[nodiscard]] bool wanted() const { return node != nullptr || leaf != nullptr; }
+};
+
+class Node {
+ public:
+  Node() = default;
+  ~Node();
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+
+  Op op{};
+  std::uint64_t sequence = 0;
+  std::vector<Edge> inputs;
+  std::vector<Tensor> output_gradients;  // filled while backward runs
+  BackwardFunction backward;
+  std::shared_ptr<ModuleCall> call;
+
+  // Of a node that stands for a function that runs again, instead of `backward`.
+  std::shared_ptr<Region> region;
+  // Of an op in such a function's first run: which op of which function, by its node's number.
+  std::uint64_t made_in = 0;
+  std::size_t place = 0;
+};
+
+// Numbers of nodes, from 1, grow in the order of their making.
+std::uint64_t take_sequence_number();
+
+// Ops record nodes again, for its lifetime.
+class GradGuard {
+ public:
+  GradGuard();
+  ~GradGuard();
+  GradGuard(const GradGuard&) = delete;
+  GradGuard& operator=(const GradGuard&) = delete;
+
+ private:
+  bool previous_;
+};
+
+}  // namespace tessera::autograd

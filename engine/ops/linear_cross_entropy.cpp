@@ -1,0 +1,301 @@
+// A language model's head and its loss, in tiles of the logits that stay in a cache: a chunk of
+// rows by a block of the vocabulary.
+//
+// What is kept between forward and backward is the logits' log-sum-exp, one number a row; the
+// backward computes each tile of logits again, makes it the gradient in place, and has both
+// products of it before the next tile. The choice was between these:
+//
+//   products     memory beside x and its gradient                    GPT-2 124M, 1,024 rows
+//   3, whole     the logits, which their gradient overwrites          196 MiB (bf16 98)
+//   3, in rows   the weight's gradient, in fp32, forward to backward  147 MiB (bf16 147)
+//   4, in tiles  a tile                                               8 MiB (bf16 12)
+//
+// In the second the forward computes the gradients (rows are enough for the log-sum-exp), before it
+// knows what the loss is multiplied by, and adds up the weight's in memory of its own: with 16-bit
+// gradients not even the place where it belongs could hold the sums. In the third the weight's
+// gradient is written where it belongs, a block of rows of it at once and rounded once. The fourth
+// product is bought with what whole logits cost: six passes over 196 MiB of memory.
+//
+// Bits depend on the blocks, never on the chunk: rows of a product do not depend on how many are
+// asked for (kernels/matmul.h), the parts of a row's log-sum-exp and of its gradient are added
+// vocabulary block by vocabulary block, and those of the weight's gradient row block by row block.
+#include <algorithm>
+
+#include "engine/autograd.h"
+#include "engine/launch.h"
+#include "engine/ops.h"
+#include "engine/ops/checks.h"
+#include "kernels/base/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::int64_t block_columns = 2048;
+constexpr std::int64_t block_rows = 1024;
+// A tile of logits: a part of a processor's last cache; on a GPU enough rows to occupy it.
+constexpr std::int64_t tile_bytes_cpu = std::int64_t{8} << 20;
+constexpr std::int64_t tile_bytes_gpu = std::int64_t{128} << 20;
+// Rows of a tile begin on 32 bytes.
+constexpr std::int64_t row_multiple = 16;
+
+std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// x [rows, in], weight [vocabulary, in], and how both are cut.
+struct Head {
+  std::int64_t rows, in, vocabulary, ignore;
+  std::int64_t chunk;  // rows of a tile
+  DType dtype;         // of x and the weight
+  DType wide;          // of logits and sums: fp32, or fp64
+  Device device;
+
+  [[nodiscard]] std::int64_t columns(std::int64_t first) const {
+    return std::min(block_columns, vocabulary - first);
+  }
+  [[nodiscard]] Tensor tile(DType type) const {
+    const std::int64_t stride = round_up(std::min(block_columns, vocabulary), row_multiple);
+    return Tensor::empty({std::min(chunk, rows), stride}, type, device);
+  }
+  [[nodiscard]] bool one_block_of_columns() const { return vocabulary <= block_columns; }
+  [[nodiscard]] bool one_block_of_rows() const { return rows <= block_rows; }
+
+  // Row `row` of a matrix of `width` columns.
+  static void* at(const Tensor& tensor, std::int64_t row, std::int64_t width) {
+    return tensor.data() + static_cast<std::size_t>(row * width) * size_of(tensor.dtype());
+  }
+};
+
+// Calls body(first row, rows) chunk by chunk; once for no rows, over which a sum is zero.
+template <class Body>
+void for_chunks(std::int64_t rows, std::int64_t chunk, Body&& body) {
+  std::int64_t row = 0;
+  do {
+    body(row, std::min(chunk, rows - row));
+    row += chunk;
+  } while (row < rows);
+}
+
+void logits_of_tile(const Head& h, const Tensor& x, const Tensor& weight, std::int64_t row,
+                    std::int64_t rows, std::int64_t column, const Tensor& logits) {
+  const std::int64_t columns = h.columns(column);
+  TESSERA_LAUNCH(h.device, matmul,
+                 {.a = Head::at(x, row, h.in),
+                  .b = Head::at(weight, column, h.in),
+                  .c = logits.data(),
+                  .m = rows,
+                  .n = columns,
+                  .k = h.in,
+                  .lda = h.in,
+                  .ldb = h.in,
+                  .ldc = round_up(columns, row_multiple),
+                  .transpose_b = true,
+                  .dtype = h.dtype,
+                  .out_dtype = h.wide});
+}
+
+struct RowStatistics {
+  Tensor loss, log_sum_exp;
+};
+
+RowStatistics losses_of_rows(const Head& h, const Tensor& x, const Tensor& weight,
+                             const Tensor& targets) {
+  RowStatistics result{Tensor::empty({h.rows}, h.wide, h.device),
+                       Tensor::empty({h.rows}, h.wide, h.device)};
+  const Tensor sum = Tensor::empty({h.rows}, h.wide, h.device);
+  const Tensor logits = h.tile(h.wide);
+  for (std::int64_t column = 0; column < h.vocabulary; column += block_columns) {
+    for_chunks(h.rows, h.chunk, [&](std::int64_t row, std::int64_t rows) {
+      logits_of_tile(h, x, weight, row, rows, column, logits);
+      TESSERA_LAUNCH(h.device, cross_entropy_forward,
+                     {.logits = logits.data(),
+                      .targets = Head::at(targets, row, 1),
+                      .target_dtype = targets.dtype(),
+                      .loss = Head::at(result.loss, row, 1),
+                      .log_sum_exp = Head::at(result.log_sum_exp, row, 1),
+                      .rows = rows,
+                      .vocabulary = h.vocabulary,
+                      .stride = round_up(h.columns(column), row_multiple),
+                      .ignore = h.ignore,
+                      .dtype = h.wide,
+                      .first = column,
+                      .columns = h.columns(column),
+                      .sum = Head::at(sum, row, 1)});
+    });
+  }
+  return result;
+}
+
+// Where the sums of a gradient are made: in the slot itself, or in memory of their own, for a slot
+// of a 16-bit type that more than one product goes into. finish() adds that to the slot.
+struct GradientSums {
+  autograd::GradientSink::Slot slot;
+  Tensor sums;
+  bool accumulate = false;  // what the first product does
+
+  GradientSums() = default;
+  GradientSums(const autograd::GradientSink::Slot& into, bool one_product, const Shape& shape,
+               const Head& h)
+      : slot(into), sums(into.tensor), accumulate(into.accumulate) {
+    if (one_product || into.tensor.dtype() == h.wide) return;
+    sums = Tensor::empty(shape, h.wide, h.device);
+    accumulate = false;
+  }
+  [[nodiscard]] bool wanted() const { return sums.defined(); }
+  [[nodiscard]] bool apart() const { return sums.impl() != slot.tensor.impl(); }
+
+  // Rows [row, row + rows) of the slot, of `width` columns, from the sums' first rows.
+  void finish(std::int64_t row, std::int64_t rows, std::int64_t width) const {
+    if (!wanted() || !apart()) return;
+    TESSERA_LAUNCH(sums.device(), cast,
+                   {sums.data(), Head::at(slot.tensor, row, width), rows * width, sums.dtype(),
+                    slot.tensor.dtype(), 1.0f, slot.accumulate});
+  }
+};
+
+// The products of one tile's gradient.
+struct TileGradient {
+  const Head& h;
+  const Tensor& dlogits;
+  std::int64_t row, rows, column;
+
+  [[nodiscard]] std::int64_t columns() const { return h.columns(column); }
+  [[nodiscard]] std::int64_t stride() const { return round_up(columns(), row_multiple); }
+
+  void to_x(const Tensor& weight, const GradientSums& dx) const {
+    if (!dx.wanted()) return;
+    TESSERA_LAUNCH(h.device, matmul,
+                   {.a = dlogits.data(),
+                    .b = Head::at(weight, column, h.in),
+                    .c = Head::at(dx.sums, row, h.in),
+                    .m = rows,
+                    .n = h.in,
+                    .k = columns(),
+                    .lda = stride(),
+                    .ldb = h.in,
+                    .ldc = h.in,
+                    .accumulate = dx.accumulate || column > 0,
+                    .dtype = h.dtype,
+                    .out_dtype = dx.sums.dtype()});
+  }
+
+  // Row block by row block, whatever the chunk.
+  void to_weight(const Tensor& x, const GradientSums& dweight) const {
+    if (!dweight.wanted()) return;
+    for_chunks(rows, block_rows, [&](std::int64_t block, std::int64_t depth) {
+      TESSERA_LAUNCH(h.device, matmul,
+                     {.a = Head::at(dlogits, block, stride()),
+                      .b = Head::at(x, row + block, h.in),
+                      .c = Head::at(dweight.sums, dweight.apart() ? 0 : column, h.in),
+                      .m = columns(),
+                      .n = h.in,
+                      .k = depth,
+                      .lda = stride(),
+                      .ldb = h.in,
+                      .ldc = h.in,
+                      .transpose_a = true,
+                      .accumulate = dweight.accumulate || row + block > 0,
+                      .dtype = h.dtype,
+                      .out_dtype = dweight.sums.dtype()});
+    });
+  }
+};
+
+struct SavedHead {
+  autograd::SavedTensor x;
+  Tensor weight, targets, log_sum_exp, inverse_count;
+};
+
+void gradients(const Head& h, const SavedHead& saved, const Tensor& dloss,
+               autograd::GradientSink& sink) {
+  const Tensor x = saved.x.get();
+  GradientSums dx, dweight;
+  if (sink.wants(0)) dx = {sink.slot(0), h.one_block_of_columns(), {h.rows, h.in}, h};
+  if (sink.wants(1)) {
+    dweight = {
+        sink.slot(1), h.one_block_of_rows(), {std::min(block_columns, h.vocabulary), h.in}, h};
+  }
+  const Tensor logits = h.tile(h.wide);
+  const Tensor dlogits = h.dtype == h.wide ? logits : h.tile(h.dtype);
+  for (std::int64_t column = 0; column < h.vocabulary; column += block_columns) {
+    for_chunks(h.rows, h.chunk, [&](std::int64_t row, std::int64_t rows) {
+      const TileGradient tile{h, dlogits, row, rows, column};
+      logits_of_tile(h, x, saved.weight, row, rows, column, logits);
+      TESSERA_LAUNCH(h.device, cross_entropy_backward,
+                     {.logits = logits.data(),
+                      .targets = Head::at(saved.targets, row, 1),
+                      .target_dtype = saved.targets.dtype(),
+                      .log_sum_exp = Head::at(saved.log_sum_exp, row, 1),
+                      .dloss = dloss.data(),
+                      .inverse_count = saved.inverse_count.data_as<double>(),
+                      .dlogits = dlogits.data(),
+                      .rows = rows,
+                      .vocabulary = h.vocabulary,
+                      .stride = tile.stride(),
+                      .ignore = h.ignore,
+                      .dtype = h.wide,
+                      .first = column,
+                      .columns = tile.columns(),
+                      .out_dtype = h.dtype});
+      tile.to_x(saved.weight, dx);
+      tile.to_weight(x, dweight);
+    });
+    dweight.finish(column, h.columns(column), h.in);
+  }
+  dx.finish(0, h.rows, h.in);
+}
+
+Head describe(const Tensor& x, const Tensor& weight, const Tensor& targets,
+              const LinearCrossEntropyOptions& options) {
+  TESSERA_REQUIRE(targets.dtype() == int32 || targets.dtype() == int64,
+                  "linear_cross_entropy: targets of {}; int32 or int64 wanted",
+                  name_of(targets.dtype()));
+  TESSERA_REQUIRE(weight.dimensions() == 2 && x.dimensions() >= 1 && x.size(-1) > 0 &&
+                      x.size(-1) == weight.size(1) && weight.size(0) > 0 &&
+                      targets.elements() == x.elements() / x.size(-1),
+                  "linear_cross_entropy: x of shape {}, weight of shape {}, targets of shape {}",
+                  x.shape().to_string(), weight.shape().to_string(), targets.shape().to_string());
+  TESSERA_REQUIRE(options.chunk_rows >= 0, "linear_cross_entropy: chunks of {} rows",
+                  options.chunk_rows);
+  ops::require_same_device("linear_cross_entropy", x, weight, targets);
+  Head h{.rows = targets.elements(),
+         .in = weight.size(1),
+         .vocabulary = weight.size(0),
+         .ignore = options.ignore,
+         .chunk = options.chunk_rows,
+         .dtype = weight.dtype(),
+         .wide = weight.dtype() == float64 ? float64 : float32,
+         .device = x.device()};
+  if (h.chunk == 0) {
+    const std::int64_t bytes =
+        h.device.stands_for() == DeviceType::cuda ? tile_bytes_gpu : tile_bytes_cpu;
+    const std::int64_t row_bytes = round_up(std::min(block_columns, h.vocabulary), row_multiple) *
+                                   static_cast<std::int64_t>(size_of(h.wide));
+    h.chunk = std::max<std::int64_t>(1, bytes / row_bytes / block_rows) * block_rows;
+  }
+  h.chunk = round_up(h.chunk, block_rows);
+  return h;
+}
+
+}  // namespace
+
+Tensor linear_cross_entropy(const Tensor& input, const Tensor& weight, const Tensor& targets,
+                            const LinearCrossEntropyOptions& options) {
+  const Tensor x = cast(input, weight.dtype());
+  const Head h = describe(x, weight, targets, options);
+  const RowStatistics rows = losses_of_rows(h, x, weight, targets);
+  Tensor loss = Tensor::empty({}, h.wide, h.device);
+  const Tensor inverse_count = Tensor::empty({}, float64, h.device);
+  TESSERA_LAUNCH(h.device, mean_loss,
+                 {rows.loss.data(), targets.data(), targets.dtype(), loss.data(),
+                  inverse_count.data_as<double>(), h.rows, h.ignore, h.wide});
+  autograd::record(Op::linear_cross_entropy, {x, weight}, {loss},
+                   [h, saved = SavedHead{autograd::SavedTensor(x), weight, targets,
+                                         rows.log_sum_exp, inverse_count}](
+                       std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+                     gradients(h, saved, dout[0], sink);
+                   });
+  return loss;
+}
+
+}  // namespace tessera

@@ -1,0 +1,208 @@
+// First and second runs.
+#include "engine/recompute.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "engine/recompute_region.h"
+#include "kernels/base/error.h"
+
+namespace tessera {
+namespace autograd {
+namespace {
+
+// What runs on the thread: the node of the function in its first run, and the region in its second.
+// Inside a second run a function within the function has its first.
+thread_local std::shared_ptr<Node> first_run;
+thread_local Region* second_run = nullptr;
+
+[[noreturn]] void fail_differs(const char* what) {
+  misuse(
+      "a recomputed function {} in its second run: it must do the same again with what it was "
+      "given (was train() or eval() called between forward and backward?)",
+      what);
+}
+
+// The thread as it was when the first run began.
+class SecondRun {
+ public:
+  SecondRun(Region& region, const GeneratorState& generator, Device device)
+      : generator_(generator_state()),
+        device_(device),
+        previous_(std::exchange(second_run, &region)) {
+    set_generator_state(generator);
+  }
+  ~SecondRun() {
+    set_generator_state(generator_);
+    second_run = previous_;
+  }
+  SecondRun(const SecondRun&) = delete;
+  SecondRun& operator=(const SecondRun&) = delete;
+
+ private:
+  GradGuard grad_;
+  GeneratorState generator_;
+  DeviceGuard device_;
+  Region* previous_;
+};
+
+}  // namespace
+
+Region::Region(const RecomputeOptions& options)
+    : options_(options), before_(generator_state()), device_(default_device()) {
+  for (const Op op : all_ops) {
+    TESSERA_REQUIRE(!options.keep.contains(op) || keepable_ops.contains(op),
+                    "recompute: the result of {} cannot be kept", name_of(op));
+  }
+}
+
+bool Region::in_first_run() {
+  return first_run != nullptr;
+}
+
+bool Region::pass_op(const std::shared_ptr<Node>& node, Reads reads) {
+  if (second_run != nullptr) second_run->check_inputs(*node);
+  if (first_run) first_run->region->stand_in(first_run, *node, reads);
+  if (second_run != nullptr) second_run->match(node);
+  return first_run != nullptr;
+}
+
+void Region::stand_in(const std::shared_ptr<Node>& function, Node& node, Reads reads) {
+  const std::shared_ptr<ModuleCall>& call = current_module_call();
+  if (call && (reached_calls_.empty() || reached_calls_.back() != call))
+    reached_calls_.push_back(call);
+  node.made_in = function->sequence;
+  node.place = ops_.size();
+  ops_.push_back(node.op);
+  for (const Edge& edge : node.inputs) {
+    if (!edge.node) continue;
+    if (edge.node->made_in == function->sequence) {
+      if (reads == Reads::inputs) read_until_ = std::max(read_until_, edge.node->place + 1);
+      continue;
+    }
+    // From outside: the function's node comes before it in backward.
+    const auto& known = function->inputs;
+    if (std::none_of(known.begin(), known.end(),
+                     [&](const Edge& other) { return other.node == edge.node; })) {
+      function->inputs.push_back(edge);
+    }
+  }
+  if (reads == Reads::anything) note_read();
+  node.inputs.assign(1, {});
+  node.inputs[0].node = function;
+  node.call = function->call;
+  node.backward = [this, place = node.place](std::vector<Tensor>& gradients, GradientSink&) {
+    gradients_.emplace_back(place, std::move(gradients));
+    gradients.clear();
+  };
+}
+
+void Region::finish(std::function<void()> again) {
+  after_ = generator_state();
+  again_ = std::move(again);
+}
+
+std::vector<std::shared_ptr<Node>> Region::replay(const Node& node, std::uint64_t first) {
+  function_ = &node;
+  first_ = first;
+  // The inputs go when the function has run: what is still needed, its nodes hold.
+  const std::function<void()> again = std::move(again_);
+  ModuleCallReplay calls(node.call, calls_);
+  const SecondRun run(*this, before_, device_);
+  again();
+  if (next_ != ops_.size() || !calls.complete()) fail_differs("does less");
+  if (generator_state() != after_) fail_differs("draws other random numbers");
+  return std::move(roots_);
+}
+
+// A gradient that goes outside must find its node still to come.
+void Region::check_inputs(const Node& node) const {
+  for (const Edge& edge : node.inputs) {
+    if (!edge.node || edge.node->sequence >= first_) continue;
+    const auto& known = function_->inputs;
+    if (std::none_of(known.begin(), known.end(),
+                     [&](const Edge& other) { return other.node == edge.node; })) {
+      fail_differs("uses another tensor");
+    }
+  }
+}
+
+void Region::match(const std::shared_ptr<Node>& node) {
+  if (next_ >= ops_.size() || ops_[next_] != node->op) fail_differs("takes other steps");
+  const auto arrived = std::find_if(gradients_.begin(), gradients_.end(),
+                                    [this](const auto& entry) { return entry.first == next_; });
+  if (arrived != gradients_.end()) {
+    node->output_gradients = std::move(arrived->second);
+    roots_.push_back(node);
+  }
+  ++next_;
+}
+
+void Region::keep(Op op, std::initializer_list<Tensor*> results) {
+  Kept kept{op, {}};
+  for (const Tensor* result : results) kept.results.push_back(result->detach());
+  kept_.push_back(std::move(kept));
+}
+
+void Region::take(Op op, std::initializer_list<Tensor*> results) {
+  if (next_kept_ >= kept_.size() || kept_[next_kept_].op != op) fail_differs("takes other steps");
+  Kept kept = std::move(kept_[next_kept_++]);
+  auto from = kept.results.begin();
+  for (Tensor* result : results) *result = std::move(*from++);
+}
+
+bool value_is_needed() {
+  return second_run == nullptr || second_run->value_is_needed();
+}
+
+void compute_or_take(Op op, std::initializer_list<Tensor*> results,
+                     const std::function<void()>& compute) {
+  if (second_run != nullptr && second_run->keeps(op)) {
+    second_run->take(op, results);
+  } else {
+    compute();
+  }
+  if (first_run && first_run->region->keeps(op)) first_run->region->keep(op, results);
+}
+
+void note_read() {
+  if (first_run) first_run->region->note_read();
+}
+
+}  // namespace autograd
+
+namespace detail {
+
+// Also puts back what was there before, when an exception ends the run.
+struct FirstRun::Scopes {
+  explicit Scopes(const std::shared_ptr<autograd::Node>& node)
+      : previous(std::exchange(autograd::first_run, node)), calls(node->region->calls()) {}
+  ~Scopes() { autograd::first_run = previous; }
+  Scopes(const Scopes&) = delete;
+  Scopes& operator=(const Scopes&) = delete;
+
+  std::shared_ptr<autograd::Node> previous;
+  ModuleCallRecording calls;
+};
+
+bool recompute_applies() {
+  return grad_enabled() && !autograd::Region::in_first_run();
+}
+
+FirstRun::FirstRun(const RecomputeOptions& options) : node_(std::make_shared<autograd::Node>()) {
+  node_->op = Op::recompute;
+  node_->sequence = autograd::take_sequence_number();
+  node_->call = current_module_call();
+  node_->region = std::make_shared<autograd::Region>(options);
+  scopes_ = std::make_unique<Scopes>(node_);
+}
+
+FirstRun::~FirstRun() = default;
+
+void FirstRun::finish(std::function<void()> again) {
+  scopes_.reset();
+  node_->region->finish(std::move(again));
+}
+
+}  // namespace detail
+}  // namespace tessera

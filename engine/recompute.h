@@ -1,0 +1,118 @@
+// Recomputation: a function that keeps its inputs for backward instead of all that it computed on
+// the way, and runs again when backward comes to it. Memory for time: at most one forward more.
+//
+//   Tensor y = recompute([&](const Tensor& x) { return mlp(gelu(norm(x))); }, x);
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "engine/ops/op_list.h"
+
+namespace tessera {
+
+namespace autograd {
+class Node;
+}
+
+// What a recomputed function keeps beside its inputs: the results of these ops, which the second
+// run takes instead of computing them.
+struct RecomputeOptions {
+  OpSet keep = {};
+};
+
+// Ops whose results can be kept.
+inline constexpr OpSet keepable_ops = {Op::attention, Op::packed_attention, Op::linear, Op::matmul};
+// Those that cost most for the bytes they keep. A kept element of attention's output saves 2 x
+// length multiplications and additions (4 x length without causal mask), and memory traffic at
+// attention's rate; one of a product's output saves 2 x its depth. For GPT-2 a layer of width C
+// keeps 10 C elements a token without recomputation, C with it, 2 C with attention's output.
+inline constexpr OpSet ops_worth_keeping = {Op::attention, Op::packed_attention};
+
+namespace detail {
+
+// Whether there is anything to run again: ops record nodes, and no function around this one runs
+// again anyway.
+bool recompute_applies();
+
+// The first run of a function, for its lifetime: its ops keep nothing for backward.
+class FirstRun {
+ public:
+  explicit FirstRun(const RecomputeOptions& options);
+  ~FirstRun();
+  FirstRun(const FirstRun&) = delete;
+  FirstRun& operator=(const FirstRun&) = delete;
+  // The function has returned; backward calls `again` once.
+  void finish(std::function<void()> again);
+
+ private:
+  struct Scopes;
+  std::shared_ptr<autograd::Node> node_;
+  std::unique_ptr<Scopes> scopes_;
+};
+
+// A kept input, as it was given the first time: what was moved in then is moved in again.
+template <class Given, class Kept>
+decltype(auto) as_given(Kept& kept) {
+  if constexpr (std::is_lvalue_reference_v<Given>) {
+    using Plain = std::remove_reference_t<Given>;
+    if constexpr (std::is_const_v<Plain>) {
+      return std::as_const(kept);
+    } else {
+      return (kept);
+    }
+  } else {
+    return std::move(kept);
+  }
+}
+
+}  // namespace detail
+
+// fn(inputs...). Copies of fn and of the inputs are kept until backward, or until the graph is
+// dropped. Gradients are the same bits as without, whatever flows in and out: inputs and results of
+// any type, parameters and other tensors that fn refers to, several results.
+//
+// The second run begins with the first one's generator and default device and must do the same:
+// other ops, other tensors or other random numbers (a module was set to train() or eval() between)
+// are a std::logic_error. Other effects of fn happen twice, the second time with undefined values
+// of what its backward does not read. One backward reaches the function: a second one that begins
+// at another of its results is refused.
+//
+// A function inside a function is recomputed when the outer one's second run has reached it.
+// Without gradients this is a plain call.
+template <class F, class... Inputs>
+auto recompute(const RecomputeOptions& options, F fn, Inputs&&... inputs)
+    -> std::decay_t<std::invoke_result_t<F&, Inputs...>> {
+  static_assert((std::is_constructible_v<std::decay_t<Inputs>, Inputs&> && ...),
+                "an input of a recomputed function is copied, to be there in backward");
+  if (!detail::recompute_applies()) return std::invoke(fn, std::forward<Inputs>(inputs)...);
+  // Copied before the first run, which may change what it is given.
+  auto kept = std::make_shared<std::tuple<F, std::decay_t<Inputs>...>>(fn, inputs...);
+  detail::FirstRun first(options);
+  auto again = [kept = std::move(kept)] {
+    std::apply(
+        [](F& function, std::decay_t<Inputs>&... values) {
+          (void)std::invoke(function, detail::as_given<Inputs>(values)...);
+        },
+        *kept);
+  };
+  if constexpr (std::is_void_v<std::invoke_result_t<F&, Inputs...>>) {
+    std::invoke(fn, std::forward<Inputs>(inputs)...);
+    first.finish(std::move(again));
+  } else {
+    auto result = std::invoke(fn, std::forward<Inputs>(inputs)...);
+    first.finish(std::move(again));
+    return result;
+  }
+}
+
+template <class F, class... Inputs>
+requires(!std::is_same_v<std::decay_t<F>, RecomputeOptions>) auto recompute(F fn,
+                                                                            Inputs&&... inputs) {
+  return recompute(RecomputeOptions{}, std::move(fn), std::forward<Inputs>(inputs)...);
+}
+
+}  // namespace tessera

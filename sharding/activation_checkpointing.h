@@ -1,0 +1,32 @@
+// Which modules keep their inputs alone for backward and run again there (engine/recompute.h).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "engine/nn/module.h"
+#include "sharding/options.h"
+#include "sharding/wrap_policy.h"
+
+namespace tessera {
+
+// The units but the root, or the modules of the named classes; of modules inside one another the
+// outermost, so that nothing runs a third time; of these every n-th, the first one included.
+// Error(configuration) for a class that is nowhere in the tree, and where there is nothing to
+// choose.
+std::vector<UnitModule> choose_recomputed(nn::Module& root, const std::vector<UnitModule>& units,
+                                          const ShardingOptions& options);
+
+// Has modules recomputed for its lifetime. Those that are already, by their user, it leaves alone.
+class RecomputedModules {
+ public:
+  RecomputedModules(const std::vector<UnitModule>& modules, ActivationCheckpointing how);
+  ~RecomputedModules();
+  RecomputedModules(const RecomputedModules&) = delete;
+  RecomputedModules& operator=(const RecomputedModules&) = delete;
+
+ private:
+  std::vector<nn::Module*> modules_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,245 @@
+// The table of buffers.
+#include "sharding/buffer_plan.h"
+
+#include <algorithm>
+
+#include "sharding/comm/scratch.h"
+
+namespace tessera {
+namespace {
+
+std::string title(const PlannedUnit& unit) {
+  return unit.name.empty() ? "the root unit" : "unit " + unit.name;
+}
+
+bool inside(const std::string& inner, const std::string& outer) {
+  return inner.size() > outer.size() && inner.starts_with(outer) && inner[outer.size()] == '.';
+}
+
+// Units of `members` that are under way together at most: each lies inside the one before.
+int nesting(const std::vector<PlannedUnit>& units, const std::vector<int>& members) {
+  int deepest = 0;
+  for (const int unit : members) {
+    const auto around = std::count_if(members.begin(), members.end(), [&](int other) {
+      return inside(units[static_cast<std::size_t>(unit)].name,
+                    units[static_cast<std::size_t>(other)].name);
+    });
+    deepest = std::max(deepest, static_cast<int>(around) + 1);
+  }
+  return deepest;
+}
+
+std::size_t gradient_bytes(const UnitLayout& layout, DType dtype) {
+  return static_cast<std::size_t>(layout.gradient_elements()) * size_of(dtype);
+}
+
+class Planner {
+ public:
+  Planner(const std::vector<PlannedUnit>& units, const ShardingOptions& options,
+          const PlannedWorld& world, bool no_sync)
+      : units_(units),
+        options_(options),
+        world_(world),
+        no_sync_(no_sync),
+        shards_(shards_of(options, world.size)),
+        shard_(world.rank % shards_) {}
+
+  BufferPlan plan() {
+    for (std::size_t i = 0; i < units_.size(); ++i) add_unit(static_cast<int>(i));
+    add_pools();
+    add_sums();
+    add_scratch();
+    return std::move(plan_);
+  }
+
+ private:
+  [[nodiscard]] int replicas() const { return world_.size / shards_; }
+
+  void add(BufferUse use, MemoryKind kind, int unit, std::string name, std::size_t bytes,
+           int count = 1, bool one_copy = false) {
+    if (bytes == 0 || count == 0) return;
+    plan_.buffers.push_back({use, kind, unit, std::move(name), bytes, count,
+                             one_copy && !world_.nccl && world_.size > 1});
+  }
+
+  void add_unit(int index) {
+    const PlannedUnit& unit = units_[static_cast<std::size_t>(index)];
+    const UnitLayout& layout = *unit.layout;
+    const bool is_root = index == 0;
+    if (layout.slots().empty()) return;
+    std::size_t masters = 0;
+    for (std::size_t s = 0; s < layout.segments().size(); ++s) {
+      masters += static_cast<std::size_t>(layout.local(static_cast<int>(s), shard_).count) *
+                 size_of(layout.segments()[s].master_dtype);
+    }
+    add(BufferUse::masters, MemoryKind::parameters, index, "master shard of " + title(unit),
+        masters);
+    if (shares_parameter_pool(layout, options_, is_root)) {
+      sharing_.push_back(index);
+    } else if (!computes_on_master(layout)) {
+      add(BufferUse::gathered, MemoryKind::communication, index, "parameters of " + title(unit),
+          layout.bytes(), 1, true);
+    }
+    if (layout.gradient_elements() == 0) return;
+    add(BufferUse::gradient_shard, MemoryKind::gradients, index, "gradient shard of " + title(unit),
+        static_cast<std::size_t>(local_gradient_elements(layout, shard_)) *
+            size_of(sum_dtype_of(layout)));
+    if (has_own_gradient(options_, is_root)) {
+      add(BufferUse::gradient, MemoryKind::communication, index, "gradient of " + title(unit),
+          gradient_bytes(layout, gradient_dtype_of(layout, options_)));
+    } else {
+      reducing_.push_back(index);
+    }
+    if (no_sync_) {
+      add(BufferUse::local_sum, MemoryKind::communication, index, "no_sync sums of " + title(unit),
+          gradient_bytes(layout, local_sum_dtype_of(layout, options_)));
+    }
+  }
+
+  // A fixed set, sized by the largest unit: for each unit that is under way one, and one more, for
+  // parameters that are prefetched and for a gradient that is reduced meanwhile.
+  void add_pools() {
+    const bool prefetches =
+        options_.forward_prefetch || options_.backward_prefetch != BackwardPrefetch::none;
+    std::size_t largest = 0;
+    for (const int unit : sharing_) largest = std::max(largest, layout_of(unit).bytes());
+    add(BufferUse::gathered_pool, MemoryKind::communication, -1, "parameters", largest,
+        std::min(static_cast<int>(sharing_.size()),
+                 nesting(units_, sharing_) + (prefetches ? 1 : 0)),
+        true);
+    largest = 0;
+    for (const int unit : reducing_) {
+      const UnitLayout& layout = layout_of(unit);
+      largest = std::max(largest, gradient_bytes(layout, gradient_dtype_of(layout, options_)));
+    }
+    add(BufferUse::gradient_pool, MemoryKind::communication, -1, "gradients", largest,
+        std::min(static_cast<int>(reducing_.size()), nesting(units_, reducing_) + 1));
+  }
+
+  void add_sums() {
+    if (shards_ == 1 || replicas() == 1) return;
+    std::size_t largest = 0;
+    for (const PlannedUnit& unit : units_) {
+      const auto elements = static_cast<std::size_t>(local_gradient_elements(*unit.layout, shard_));
+      largest = std::max(largest, elements * size_of(sum_dtype_of(*unit.layout)));
+    }
+    add(BufferUse::partial_sums, MemoryKind::communication, -1, "partial sums", largest);
+  }
+
+  void add_scratch() {
+    std::size_t reduce = 0, replicas_bytes = 0;
+    for (const PlannedUnit& unit : units_) {
+      const UnitLayout& layout = *unit.layout;
+      if (layout.gradient_elements() == 0) continue;
+      add_scratch_of(layout, gradient_dtype_of(layout, options_), reduce, replicas_bytes);
+      if (no_sync_) {
+        add_scratch_of(layout, local_sum_dtype_of(layout, options_), reduce, replicas_bytes);
+      }
+    }
+    add(BufferUse::reduce_scratch, MemoryKind::communication, -1, "scratch of reductions", reduce);
+    add(BufferUse::replicas_scratch, MemoryKind::communication, -1,
+        "scratch of reductions across copies", replicas_bytes, 1, true);
+  }
+
+  void add_scratch_of(const UnitLayout& layout, DType wire, std::size_t& reduce,
+                      std::size_t& across) const {
+    if (shards_ == 1) {
+      across = std::max(across, all_reduce_scratch(layout.gradient_elements(), wire));
+      return;
+    }
+    if (world_.nccl) {
+      std::vector<std::int64_t> counts;
+      for (std::size_t s = 0; s < layout.segments().size(); ++s) {
+        const std::int64_t count = layout.local(static_cast<int>(s), shard_).count;
+        if (layout.segments()[s].trainable && count > 0) counts.push_back(count);
+      }
+      reduce = std::max(
+          reduce, comm::nccl_reduce_scatter_scratch(counts, shards_, wire, world_.fixed_order));
+    }
+    if (replicas() == 1) return;
+    across = std::max(
+        across, all_reduce_scratch(local_gradient_elements(layout, shard_), sum_dtype_of(layout)));
+  }
+
+  [[nodiscard]] std::size_t all_reduce_scratch(std::int64_t count, DType in_dtype) const {
+    if (count == 0) return 0;
+    if (world_.nccl) {
+      return comm::nccl_all_reduce_scratch(count, replicas(), in_dtype, world_.fixed_order);
+    }
+    const comm::Reduction reduction{.in_dtype = in_dtype};  // sums are wide
+    return comm::shared_all_reduce_scratch(world_.device, replicas(),
+                                           static_cast<std::uint64_t>(count) * size_of(in_dtype),
+                                           reduction);
+  }
+
+  [[nodiscard]] const UnitLayout& layout_of(int unit) const {
+    return *units_[static_cast<std::size_t>(unit)].layout;
+  }
+
+  const std::vector<PlannedUnit>& units_;
+  const ShardingOptions& options_;
+  const PlannedWorld& world_;
+  const bool no_sync_;
+  const int shards_;
+  const int shard_;
+  std::vector<int> sharing_;   // units in the pool of parameters
+  std::vector<int> reducing_;  // units in the pool of gradients
+  BufferPlan plan_;
+};
+
+}  // namespace
+
+std::size_t BufferPlan::bytes(MemoryKind kind) const {
+  std::size_t sum = 0;
+  for (const PlannedBuffer& buffer : buffers) sum += buffer.kind == kind ? buffer.total() : 0;
+  return sum;
+}
+
+BufferPlan buffer_plan(const std::vector<PlannedUnit>& units, const ShardingOptions& options,
+                       const PlannedWorld& world, bool no_sync) {
+  return Planner(units, options, world, no_sync).plan();
+}
+
+DType gradient_dtype_of(const UnitLayout& layout, const ShardingOptions& options) {
+  return options.reduce_dtype.value_or(layout.gradient_dtype());
+}
+
+DType sum_dtype_of(const UnitLayout& layout) {
+  const auto& segments = layout.segments();
+  const bool fp64 =
+      std::any_of(segments.begin(), segments.end(), [](const UnitLayout::Segment& segment) {
+        return segment.trainable && segment.master_dtype == float64;
+      });
+  return fp64 ? float64 : float32;
+}
+
+DType local_sum_dtype_of(const UnitLayout& layout, const ShardingOptions& options) {
+  return gradient_dtype_of(layout, options) == float64 ? float64 : sum_dtype_of(layout);
+}
+
+bool computes_on_master(const UnitLayout& layout) {
+  const auto& segments = layout.segments();
+  return layout.shards() == 1 && segments.size() == 1 &&
+         segments[0].compute_dtype == segments[0].master_dtype;
+}
+
+bool shares_parameter_pool(const UnitLayout& layout, const ShardingOptions& options, bool is_root) {
+  return !is_root && row_of(options.strategy).gathered == Gathered::per_pass &&
+         !computes_on_master(layout) && !layout.slots().empty();
+}
+
+bool has_own_gradient(const ShardingOptions& options, bool is_root) {
+  return is_root || row_of(options.strategy).reduce == ReduceAt::end_of_backward;
+}
+
+std::int64_t local_gradient_elements(const UnitLayout& layout, int shard) {
+  std::int64_t elements = 0;
+  for (std::size_t s = 0; s < layout.segments().size(); ++s) {
+    if (!layout.segments()[s].trainable) continue;
+    const std::int64_t count = layout.local(static_cast<int>(s), shard).count;
+    elements += (count + gradient_alignment - 1) / gradient_alignment * gradient_alignment;
+  }
+  return elements;
+}
+
+}  // namespace tessera

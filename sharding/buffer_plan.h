@@ -1,0 +1,85 @@
+// Every buffer that sharding keeps on a rank, known before one is allocated: a pure function of
+// layouts, options and world. The runtime allocates what this table says and nothing else, so a
+// memory plan that sums it up is right to the byte.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/device.h"
+#include "engine/memory_kind.h"
+#include "sharding/layout.h"
+#include "sharding/options.h"
+
+namespace tessera {
+
+enum class BufferUse : std::uint8_t {
+  masters,           // tensors of the rank's pool
+  gradient_shard,    // the same
+  gathered,          // a unit's whole parameters
+  gathered_pool,     // the same, for units that take turns
+  gradient,          // a unit's whole gradient, while backward writes it
+  gradient_pool,     // the same, for units that take turns
+  partial_sums,      // between the two reductions of HYBRID
+  local_sum,         // a unit's whole gradient over the passes inside no_sync()
+  reduce_scratch,    // what the communicator of the shard group's reductions needs
+  replicas_scratch,  // what the communicator across copies needs
+};
+
+struct PlannedBuffer {
+  BufferUse use;
+  MemoryKind kind;
+  int unit = -1;  // index; -1: of all
+  std::string name;
+  std::size_t bytes = 0;  // of each; a rank's own region, or the one copy that ranks share
+  int count = 1;
+  bool one_copy = false;  // ranks that see one memory hold it once between them
+  [[nodiscard]] std::size_t total() const { return bytes * static_cast<std::size_t>(count); }
+};
+
+struct BufferPlan {
+  std::vector<PlannedBuffer> buffers;
+  [[nodiscard]] std::size_t bytes(MemoryKind kind) const;
+};
+
+// A unit as far as memory goes. The first one is the root, whose name is empty; a unit inside
+// another has its name and more ("encoder", "encoder.layers").
+struct PlannedUnit {
+  std::string name;
+  const UnitLayout* layout = nullptr;
+};
+
+// Where collectives run.
+struct PlannedWorld {
+  int size = 1;
+  int rank = 0;
+  Device device = Device::cpu();
+  bool nccl = false;         // a GPU each; else ranks see one memory
+  bool fixed_order = false;  // ConnectOptions::fixed_order
+};
+
+// `no_sync`: with the sums of passes inside no_sync(), which a run allocates when the first such
+// scope opens.
+BufferPlan buffer_plan(const std::vector<PlannedUnit>& units, const ShardingOptions& options,
+                       const PlannedWorld& world, bool no_sync = false);
+
+// One answer for the plan and for the runtime, of a unit:
+// The dtype in which backward writes its gradient and in which it is reduced.
+DType gradient_dtype_of(const UnitLayout& layout, const ShardingOptions& options);
+// The dtype of reduced gradients: fp32, or fp64 where a trainable master is.
+DType sum_dtype_of(const UnitLayout& layout);
+// The dtype of the sums of no_sync() passes.
+DType local_sum_dtype_of(const UnitLayout& layout, const ShardingOptions& options);
+// Whether the master shard itself serves as the gathered parameters (one shard, nothing to cast).
+bool computes_on_master(const UnitLayout& layout);
+// Whether its gathered parameters lie in a buffer that units take in turns.
+bool shares_parameter_pool(const UnitLayout& layout, const ShardingOptions& options, bool is_root);
+// Whether its gradient has a buffer of its own.
+bool has_own_gradient(const ShardingOptions& options, bool is_root);
+// Elements of a shard's reduced gradient, with the gaps between its segments.
+std::int64_t local_gradient_elements(const UnitLayout& layout, int shard);
+
+}  // namespace tessera

@@ -1,0 +1,49 @@
+// What the schedule keeps of a unit: which memory its parameters and its gradient have now, and
+// what is under way.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "engine/stream.h"
+#include "sharding/comm/communicator.h"
+
+namespace tessera {
+
+// sharded -> gathering (a collective is under way) -> gathered -> sharded. A unit that computes on
+// its masters is always gathered.
+enum class ParameterState : std::uint8_t { sharded, gathering, gathered };
+
+// Who gets the memory of gathered parameters back.
+enum class BufferOwner : std::uint8_t {
+  unit,   // keeps it: UnitState::own_parameters
+  pool,   // units take turns
+  scope,  // made for an unsharded() scope
+};
+
+// Memory of gradients, and from when on it may be written again.
+struct GradientMemory {
+  std::shared_ptr<comm::Buffer> buffer;
+  Event writable;
+};
+
+struct UnitState {
+  ParameterState parameters = ParameterState::sharded;
+  std::shared_ptr<comm::Buffer> parameter_buffer;  // while gathering or gathered
+  BufferOwner owner = BufferOwner::unit;           // of parameter_buffer
+  std::shared_ptr<comm::Buffer> own_parameters;    // of units that do not share the pool
+  std::shared_ptr<comm::Buffer> scope_parameters;  // kept for the next unsharded() scope
+  Event gathered;
+
+  std::shared_ptr<comm::Buffer> gradient_buffer;  // while backward writes into it
+  GradientMemory own_gradient;                    // of units that do not share the pool
+  GradientMemory local_sum;                       // of passes inside no_sync()
+  bool local_sum_is_set = false;
+
+  int open_forwards = 0;      // calls of the unit's module that are under way
+  int open_backwards = 0;     // the same, of their backwards
+  int awaited_backwards = 0;  // calls that this backward will still come to, or is in
+  [[nodiscard]] bool in_use() const { return open_forwards > 0 || open_backwards > 0; }
+};
+
+}  // namespace tessera

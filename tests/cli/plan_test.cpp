@@ -1,0 +1,192 @@
+// `tessera plan`: its figures, its JSON, what it says when nothing fits, and bad input.
+#include <chrono>
+#include <set>
+
+#include "tests/cli/training_testing.h"
+
+namespace tessera::cli {
+namespace {
+
+using testing::Ended;
+using testing::example_recipe;
+using testing::read_text;
+using testing::run_program;
+using testing::TrainingFolder;
+
+std::string example(const std::string& name) {
+  const char* folder = std::getenv("TESSERA_SOURCE_DIR");
+  return std::string(folder != nullptr ? folder : ".") + "/examples/" + name;
+}
+
+// Plans, and gives the JSON.
+nlohmann::json planned(const std::string& recipe, std::vector<std::string> options, int code = 0) {
+  const TrainingFolder folder;
+  const std::string file = folder.path("plan.json");
+  options.insert(options.begin(), {"plan", recipe});
+  options.insert(options.end(), {"--json", file});
+  const Ended ended = run_program(options);
+  EXPECT_EQ(ended.code, code) << ended.err;
+  EXPECT_EQ(ended.err, "");
+  return nlohmann::json::parse(read_text(file));
+}
+
+constexpr const char* plan_kinds[] = {"parameters",    "gradients",   "optimizer",
+                                      "communication", "activations", "other"};
+
+TEST(Plan, HasEveryStrategyAndKind) {
+  const nlohmann::json plan = planned(example_recipe(), {"--world-size", "4", "--strategy", "all"});
+  EXPECT_EQ(plan["world_size"], 4);
+  EXPECT_EQ(plan["device"], "cpu");
+  EXPECT_EQ(plan["batch_size"], 8);
+  ASSERT_EQ(plan["plans"].size(), 6u);
+  std::set<std::string> strategies;
+  for (const nlohmann::json& row : plan["plans"]) {
+    strategies.insert(row["strategy"].get<std::string>());
+    std::uint64_t sum = 0;
+    for (const char* kind : plan_kinds) sum += row["bytes"][kind].get<std::uint64_t>();
+    EXPECT_EQ(row["bytes"]["total"], sum);
+    EXPECT_TRUE(row["peak"]["phase"] == "forward" || row["peak"]["phase"] == "backward") << row;
+    std::uint64_t moved = 0;
+    for (const nlohmann::json& call : row["collectives"])
+      moved += call["bytes"].get<std::uint64_t>();
+    EXPECT_EQ(row["moved_bytes"], moved);
+    EXPECT_GT(moved, 0u);
+  }
+  EXPECT_EQ(strategies,
+            (std::set<std::string>{"NO_SHARD", "SHARD_OPTIMIZER", "SHARD_GRAD_OP", "FULL_SHARD",
+                                   "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"}));
+  const auto of = [&](std::size_t row, const char* kind) {
+    return plan["plans"][row]["bytes"][kind].get<double>();
+  };
+  // Four ranks hold a quarter each, and padding.
+  EXPECT_EQ(plan["plans"][0]["strategy"], "NO_SHARD");
+  EXPECT_EQ(plan["plans"][3]["strategy"], "FULL_SHARD");
+  for (const char* kind : {"parameters", "gradients", "optimizer"}) {
+    EXPECT_NEAR(of(3, kind) / of(0, kind), 0.25, 0.002) << kind;
+  }
+}
+
+// A folder that transformers saved says what the model is; its weights are not needed.
+TEST(Plan, TakesAPretrainedFolder) {
+  const TrainingFolder folder;
+  folder.write("config.json",
+               R"({"model_type": "gpt2", "vocab_size": 50257, "n_positions": 1024, "n_embd": 768,)"
+               R"( "n_layer": 12, "n_head": 12})");
+  folder.write("r.yaml", "model: {pretrained: " + folder.path("") +
+                             ", seq_len: 1024}\ndata: {train: nothing.txt, batch_size: 2}\n");
+  const nlohmann::json plan = planned(folder.path("r.yaml"), {"--world-size", "2"});
+  // GPT-2's 124,439,808 parameters, half of them.
+  EXPECT_NEAR(plan["plans"][0]["bytes"]["parameters"].get<double>(), 124'439'808 * 4 / 2.0, 1e5);
+}
+
+// Needs no data, and no machine: 405 billion parameters on as many ranks as there may be.
+TEST(Plan, TheLargestModelOnTheLargestWorldInSeconds) {
+  for (const char* world : {"1", "1024", "65536"}) {
+    const auto begin = std::chrono::steady_clock::now();
+    const nlohmann::json plan =
+        planned(example("llama3-405b.yaml"),
+                {"--world-size", world, "--strategy", "all", "--device", "cuda"});
+    const auto took = std::chrono::steady_clock::now() - begin;
+    EXPECT_LT(took, std::chrono::seconds(10)) << world;
+    ASSERT_EQ(plan["plans"].size(), 6u);
+    const nlohmann::json& full = plan["plans"][3]["bytes"];
+    // fp32 masters of 405,853,388,800 parameters, cut into as many shares as there are ranks.
+    const double share = 405'853'388'800.0 * 4 / std::stod(world);
+    EXPECT_NEAR(full["parameters"].get<double>() / share, 1.0, 0.01) << world;
+    EXPECT_NEAR(full["optimizer"].get<double>() / share, 2.0, 0.02) << world;
+  }
+}
+
+TEST(Plan, SaysByHowMuchItDoesNotFitAndWhatWould) {
+  const std::vector<std::string> options = {
+      "--world-size", "8", "--device", "cpu", "--set", "sharding.sharding_strategy=NO_SHARD"};
+  const nlohmann::json roomy = planned(example_recipe(), options);
+  const auto whole = roomy["plans"][0]["bytes"]["total"].get<std::uint64_t>();
+  const auto with_memory = [&](std::uint64_t bytes) {
+    std::vector<std::string> all = options;
+    all.insert(all.end(), {"--device-memory", std::to_string(bytes)});
+    return all;
+  };
+  EXPECT_EQ(planned(example_recipe(), with_memory(whole))["plans"][0]["fits"], true);
+  const nlohmann::json tight = planned(example_recipe(), with_memory(whole - 1), 6);
+  EXPECT_EQ(tight["plans"][0]["fits"], false);
+  ASSERT_FALSE(tight["advice"].empty());
+  for (const nlohmann::json& advice : tight["advice"]) {
+    EXPECT_LT(advice["total"].get<std::uint64_t>(), whole);
+    // What it says is so.
+    std::vector<std::string> all = with_memory(whole - 1);
+    for (const nlohmann::json& change : advice["changes"]) {
+      std::istringstream words(change.get<std::string>());
+      for (std::string word; words >> word;) all.push_back(word);
+    }
+    const nlohmann::json followed = planned(example_recipe(), all);
+    EXPECT_EQ(followed["plans"][0]["bytes"]["total"], advice["total"]) << advice;
+  }
+  // The cheapest first: another strategy keeps every bit of the results.
+  EXPECT_EQ(tight["advice"][0]["changes"][0], "--set sharding.sharding_strategy=SHARD_OPTIMIZER");
+
+  std::vector<std::string> hopeless = with_memory(1000);
+  hopeless.insert(hopeless.begin(), {"plan", example_recipe()});
+  const Ended ended = run_program(hopeless);
+  EXPECT_EQ(ended.code, 6);
+  EXPECT_NE(ended.out.find("NO_SHARD does not fit: "), std::string::npos) << ended.out;
+  EXPECT_NE(ended.out.find("makes it fit"), std::string::npos) << ended.out;
+}
+
+struct RefusedPlan {
+  std::vector<std::string> options;
+  int code;
+  std::string message;
+};
+
+TEST(Plan, RefusesBadInputInOneLine) {
+  const TrainingFolder folder;
+  const std::vector<RefusedPlan> cases = {
+      {{"--strategy", "FULL_SHRD"}, 2, "did you mean FULL_SHARD?"},
+      {{"--world-size", "0"}, 2, "must be a number from 1 to 65536, got 0"},
+      {{"--world-size", "65537"}, 2, "must be a number from 1 to 65536, got 65537"},
+      {{"--world-size", "many"}, 2, "many"},
+      {{"--world-size", "6", "--group-size", "4"}, 3, "4 does not divide the 6 ranks"},
+      {{"--world-size", "6", "--set", "sharding.group_size=4"}, 3, "4 does not divide the 6 ranks"},
+      {{"--group-size", "0"}, 2, "must be a number of at least 1, got 0"},
+      {{"--device-memory", "80 elephants"}, 2, "--device-memory 80 elephants: must be a number"},
+      {{"--device-memory", "0"}, 2, "--device-memory 0: must be"},
+      {{"--device-memory", "-1GB"}, 2, "--device-memory -1GB: must be"},
+      {{"--json", "/proc/nowhere/plan.json"},
+       3,
+       "--json /proc/nowhere/plan.json: cannot be written"},
+      {{"--json", folder.path("")}, 3, "cannot be written"},
+      {{"--device", "tpu"}, 3, "train.device"},
+      {{"--device", "cpu", "--world-size", "1000"}, 3, "--device cuda"},
+      {{"--set", "train.stps=1"}, 3, "did you mean steps?"},
+      {{"--wrld-size", "2"}, 2, "did you mean --world-size?"},
+  };
+  for (const RefusedPlan& refused : cases) {
+    std::vector<std::string> arguments = {"plan", example_recipe()};
+    arguments.insert(arguments.end(), refused.options.begin(), refused.options.end());
+    const Ended ended = run_program(arguments);
+    EXPECT_EQ(ended.code, refused.code) << ended.err;
+    EXPECT_EQ(std::count(ended.err.begin(), ended.err.end(), '\n'), 1) << ended.err;
+    EXPECT_TRUE(ended.err.starts_with("tessera: error: ")) << ended.err;
+    EXPECT_NE(ended.err.find(refused.message), std::string::npos)
+        << ended.err << "wanted: " << refused.message;
+    EXPECT_EQ(ended.out, "");
+  }
+}
+
+TEST(Plan, SizesAreReadAsPeopleWriteThem) {
+  for (const auto& [text, bytes] :
+       std::vector<std::pair<std::string, std::uint64_t>>{{"80GB", 80'000'000'000},
+                                                          {"80 GB", 80'000'000'000},
+                                                          {"1.5GiB", 1'610'612'736},
+                                                          {"512MiB", 536'870'912},
+                                                          {"1e9", 1'000'000'000},
+                                                          {"123B", 123}}) {
+    const nlohmann::json plan =
+        planned(example_recipe(), {"--device-memory", text}, bytes > 1e8 ? 0 : 6);
+    EXPECT_EQ(plan["device_memory"], bytes) << text;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::cli
