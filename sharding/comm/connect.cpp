@@ -111,7 +111,7 @@ std::shared_ptr<Communicator> connect(const World& world, const ConnectOptions& 
                  .arena = std::move(arena),
                  .watch = std::make_unique<ProcessWatch>(std::move(handles.processes)),
                  .timeout = collective_timeout(options),
-                 .standstill_timeout = options.standstill_timeout});
+                 .standstill_timeout = standstill_timeout(options)});
   return make_world(job, block->world_group);
 }
 

@@ -15,7 +15,7 @@ namespace tessera::comm {
 SingleProcess::SingleProcess(int ranks, const ConnectOptions& options)
     : arena_(make_anonymous_arena()),
       timeout_(collective_timeout(options)),
-      standstill_timeout_(options.standstill_timeout) {
+      standstill_timeout_(standstill_timeout(options)) {
   require_device(options.device);
   if (options.device.type != DeviceType::cpu) {
     device_parts_ = std::make_shared<DeviceParts>(options.device);
