@@ -230,6 +230,10 @@ void SharedCommunicator::note(Activity activity) noexcept {
       return watch.begin_wait();
     case Activity::rank_goes_on:
       return watch.end_wait();
+    case Activity::outside_wait_begins:
+      return watch.begin_outside();
+    case Activity::outside_wait_ends:
+      return watch.end_outside();
   }
 }
 

@@ -1,6 +1,8 @@
 // Counting the threads of a rank that could move, and the time in which none could.
 #include "sharding/comm/standstill.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 
 namespace tessera::comm {
@@ -25,20 +27,18 @@ thread_local Worker this_worker;
 
 }  // namespace
 
-void StandingRank::set_calls(std::string_view text) {
-  text = text.substr(0, calls.size() - 1);
-  for (std::size_t i = 0; i < text.size(); ++i) calls[i].store(text[i], std::memory_order_relaxed);
-  calls[text.size()].store('\0', std::memory_order_relaxed);
+void StandstillWatch::set_own_thread() {
+  own_thread_ = std::this_thread::get_id();
+  const std::lock_guard lock(mutex_);
+  own_thread_number_ = gettid();
 }
 
-std::string StandingRank::get_calls() const {
-  std::string text;
-  for (const std::atomic<char>& character : calls) {
-    const char value = character.load(std::memory_order_relaxed);
-    if (value == '\0') break;
-    text += value;
-  }
-  return text;
+StandstillWatch::Threads StandstillWatch::threads() const {
+  const std::lock_guard lock(mutex_);
+  return {.own = own_thread_number_,
+          .workers = workers_,
+          .wait_for_others = at_work_.load() == 0 && !calls_.empty(),
+          .wait_outside = outside_.load() > 0};
 }
 
 int* StandstillWatch::depth_of_this_thread() {
@@ -50,6 +50,10 @@ int* StandstillWatch::depth_of_this_thread() {
 void StandstillWatch::begin_worker() {
   if (std::this_thread::get_id() == own_thread_) return;
   this_worker = {this, 0};
+  {
+    const std::lock_guard lock(mutex_);
+    workers_.insert(gettid());
+  }
   moves_.fetch_add(1);
   at_work_.fetch_add(1);
 }
@@ -57,6 +61,10 @@ void StandstillWatch::begin_worker() {
 void StandstillWatch::end_worker() {
   if (std::this_thread::get_id() == own_thread_) return;
   this_worker = {};
+  {
+    const std::lock_guard lock(mutex_);
+    workers_.erase(gettid());
+  }
   moves_.fetch_add(1);
   at_work_.fetch_sub(1);
 }
@@ -95,7 +103,7 @@ bool StandstillWatch::all_stand(std::string_view call, StandingRank& own,
   const bool stands = at_work_.load() == 0 && moves == moves_seen_;
   moves_seen_ = moves;
   stood_ = stands ? stood_ + step : 0;
-  if (stands) own.set_calls(describe_calls());
+  if (stands) own.calls.set(describe_calls());
   own.looked_at.store(now);
   own.stood.store(stood_);
   const std::int64_t limit = limit_.count();
