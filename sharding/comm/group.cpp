@@ -32,18 +32,6 @@ std::unique_ptr<Segment> map_block(const std::shared_ptr<Arena>& arena, std::uin
   return std::make_unique<Segment>(arena, where, bytes, arena->map(where, bytes));
 }
 
-// A thread that waits for other ranks, for the rank's standstill watch.
-class Waits {
- public:
-  explicit Waits(StandstillWatch& watch) : watch_(watch) { watch_.begin_wait(); }
-  ~Waits() { watch_.end_wait(); }
-  Waits(const Waits&) = delete;
-  Waits& operator=(const Waits&) = delete;
-
- private:
-  StandstillWatch& watch_;
-};
-
 }  // namespace
 
 std::size_t GroupBlock::bytes_for(int size) {
@@ -166,7 +154,7 @@ void Group::wait(const Call& call, const std::function<bool(int)>& awaited) {
     if (!pause.pause()) break;
   }
   const bool between_processes = job_->arena()->between_processes();
-  const Waits waits(job_->standstill());
+  const WaitOfThread waits(job_->standstill());
   Watch watch;
   while (!block().wait_point.sleep(between_processes, watch_interval, done)) {
     check(call);

@@ -1,8 +1,6 @@
 // The thread that beats and listens.
 #include "sharding/comm/pulse.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,20 +13,6 @@ std::chrono::milliseconds pulse_interval(std::chrono::milliseconds limit) {
   return std::clamp(limit / 25, milliseconds(10), milliseconds(200));
 }
 
-std::thread start_quiet_thread(std::function<void()> body) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    std::thread thread(std::move(body));
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return thread;
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
-  }
-}
-
 bool RankMovement::own_thread_computed(pid_t thread, std::chrono::nanoseconds step) {
   const std::int64_t now = processor_time_of(thread);
   const bool computed = now - processor_time_ >= step.count() / moving_share;
@@ -37,10 +21,9 @@ bool RankMovement::own_thread_computed(pid_t thread, std::chrono::nanoseconds st
 }
 
 // Most looks find the rank's own thread computing, or waiting for others, and are cheap.
-void RankMovement::look(const StandstillWatch& watch, std::chrono::nanoseconds step,
+void RankMovement::look(const StandstillWatch::Threads& threads, std::chrono::nanoseconds step,
                         const std::function<const ThreadActivity&()>& activity,
                         const std::set<pid_t>& foreign) {
-  const StandstillWatch::Threads threads = watch.threads();
   const bool computed = own_thread_computed(threads.own, step);
   const bool moves = computed || threads.wait_for_others || threads.wait_outside ||
                      activity().any_moved_but(foreign);
@@ -55,7 +38,7 @@ Pulse::Pulse(std::vector<RankPulse*> ranks, std::chrono::milliseconds limit)
       silence_(ranks_.size()),
       clock_(2 * interval_),
       heard_(ranks_.size()),
-      thread_(start_quiet_thread([this] { beat_on(); })) {}
+      thread_(start_watcher("pulse", [this] { beat_on(); })) {}
 
 Pulse::~Pulse() {
   {
@@ -82,7 +65,6 @@ std::chrono::milliseconds Pulse::silence_of(int rank) const {
 }
 
 void Pulse::beat_on() {
-  pthread_setname_np(pthread_self(), "tessera-pulse");
   std::unique_lock lock(mutex_);
   do {
     look();
@@ -100,13 +82,13 @@ void Pulse::look() {
     return activity_;
   };
   for (auto& [rank, own] : own_) {
-    std::set<pid_t> foreign{gettid()};
+    std::set<pid_t> foreign;
     for (const auto& [other, its] : threads) {
       if (other == rank) continue;
       foreign.insert(its.own);
       foreign.insert(its.workers.begin(), its.workers.end());
     }
-    own.movement.look(*own.watch, now - before, activity, foreign);
+    own.movement.look(threads[rank], now - before, activity, foreign);
     RankPulse& pulse = *ranks_[static_cast<std::size_t>(rank)];
     const std::int64_t still = own.movement.still().count();
     if (still > 0) pulse.wait.set(describe_wait(threads[rank].own));

@@ -41,7 +41,7 @@ class RankMovement {
   // To be called every few milliseconds. `step` is the time since the last call, as far as this
   // process ran. `activity` looks at all threads of the process when it is asked the first time in
   // a round of looks; `foreign` are threads that do not work for the rank.
-  void look(const StandstillWatch& watch, std::chrono::nanoseconds step,
+  void look(const StandstillWatch::Threads& threads, std::chrono::nanoseconds step,
             const std::function<const ThreadActivity&()>& activity, const std::set<pid_t>& foreign);
 
   // For how long none of its threads has moved.
@@ -100,8 +100,5 @@ class Pulse {
 
 // How often a process beats and looks, when ranks are named after `limit`.
 std::chrono::milliseconds pulse_interval(std::chrono::milliseconds limit);
-
-// A thread that no signal of the process goes to: those are for the program's own threads.
-std::thread start_quiet_thread(std::function<void()> body);
 
 }  // namespace tessera::comm

@@ -41,6 +41,23 @@ StandstillWatch::Threads StandstillWatch::threads() const {
           .wait_outside = outside_.load() > 0};
 }
 
+void StandstillWatch::note(Activity activity) {
+  switch (activity) {
+    case Activity::worker_begins:
+      return begin_worker();
+    case Activity::worker_ends:
+      return end_worker();
+    case Activity::rank_waits:
+      return begin_wait();
+    case Activity::rank_goes_on:
+      return end_wait();
+    case Activity::outside_wait_begins:
+      return begin_outside();
+    case Activity::outside_wait_ends:
+      return end_outside();
+  }
+}
+
 int* StandstillWatch::depth_of_this_thread() {
   if (std::this_thread::get_id() == own_thread_) return &own_depth_;
   return this_worker.watch == this ? &this_worker.depth : nullptr;
@@ -84,6 +101,11 @@ void StandstillWatch::end_wait() {
   if (depth == nullptr || --*depth > 0) return;
   moves_.fetch_add(1);
   at_work_.fetch_add(1);
+}
+
+void StandstillWatch::set_call(std::string_view call) {
+  const std::lock_guard lock(mutex_);
+  calls_[std::this_thread::get_id()] = call;
 }
 
 std::string StandstillWatch::describe_calls() const {

@@ -23,6 +23,8 @@
 #include <thread>
 #include <vector>
 
+#include "sharding/comm/communicator.h"
+
 namespace tessera::comm {
 
 // A text in memory that all ranks see. Who reads while it changes gets a mixture.
@@ -67,6 +69,8 @@ class StandstillWatch {
   // The calling thread is the rank's own.
   void set_own_thread();
 
+  void note(Activity activity);
+
   // Threads of the rank that wait or go on. Only its own thread and its workers are counted.
   void begin_worker();
   void end_worker();
@@ -86,6 +90,9 @@ class StandstillWatch {
     bool wait_outside = false;
   };
   [[nodiscard]] Threads threads() const;
+
+  // What the thread waits in, after begin_wait.
+  void set_call(std::string_view call);
 
   // Called every few milliseconds by a thread that waits in `call` (any thread, after begin_wait).
   // `ranks` are those of the job that have not left, `own` is this rank's place. Returns whether
@@ -112,6 +119,18 @@ class StandstillWatch {
   std::uint64_t moves_seen_ = 0;
   std::int64_t looked_at_ = 0;
   std::int64_t stood_ = 0;
+};
+
+// A thread that waits for other ranks.
+class WaitOfThread {
+ public:
+  explicit WaitOfThread(StandstillWatch& watch) : watch_(watch) { watch_.begin_wait(); }
+  ~WaitOfThread() { watch_.end_wait(); }
+  WaitOfThread(const WaitOfThread&) = delete;
+  WaitOfThread& operator=(const WaitOfThread&) = delete;
+
+ private:
+  StandstillWatch& watch_;
 };
 
 }  // namespace tessera::comm

@@ -4,6 +4,8 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <pthread.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -18,6 +20,7 @@
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 namespace tessera::comm {
 namespace {
@@ -171,6 +174,19 @@ std::int64_t nanoseconds_of(const timespec& time) {
 
 }  // namespace
 
+std::thread start_watcher(std::string_view name, std::function<void()> body) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const auto restore = [&before](void*) { pthread_sigmask(SIG_SETMASK, &before, nullptr); };
+  const std::unique_ptr<void, decltype(restore)> restored(&before, restore);
+  return std::thread(
+      [full = std::string(watcher_prefix) + std::string(name), work = std::move(body)] {
+        pthread_setname_np(pthread_self(), full.substr(0, 15).c_str());
+        work();
+      });
+}
+
 std::int64_t processor_time_of(pid_t thread) {
   // As pthread_getcpuclockid() makes it, of a thread that may have ended meanwhile.
   constexpr unsigned of_one_thread = 4, scheduled_time = 2;
@@ -196,6 +212,7 @@ void ThreadActivity::look() {
 void ThreadActivity::look_at(pid_t thread, std::chrono::nanoseconds step) {
   const ProcText stat_text(fmt::format("/proc/self/task/{}/stat", thread));
   if (stat_text.empty()) return;  // it has ended
+  if (stat_text.view().find(fmt::format("({}", watcher_prefix)) != std::string_view::npos) return;
   const Stat stat = parse_stat(stat_text);
   const ProcText schedule(fmt::format("/proc/self/task/{}/schedstat", thread));
   long long on_processor = 0, in_queue = 0;

@@ -9,15 +9,18 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
+#include <string_view>
+#include <thread>
 
 namespace tessera::comm {
 
 class ThreadActivity {
  public:
-  // Looks at all threads of this process.
+  // Looks at all threads of this process but those that watch over it.
   void look();
 
   // Of the time between the last two looks. Threads that have begun meanwhile have moved.
@@ -38,6 +41,11 @@ class ThreadActivity {
   std::uint64_t looks_ = 0;
   std::chrono::steady_clock::time_point looked_at_{};
 };
+
+// A thread that watches over ranks: it is none of theirs, and no signal of the process goes to it.
+// Its name is watcher_prefix and `name`, 15 characters at most.
+inline constexpr std::string_view watcher_prefix = "tessera:";
+std::thread start_watcher(std::string_view name, std::function<void()> body);
 
 // Nanoseconds that a thread of this process was on a processor; less than 0 when there is no such
 // thread.
