@@ -121,9 +121,12 @@ void History::add(const HistoryEntry& entry) {
   Slot& slot = slots_[number % history_length];
   std::array<std::uint64_t, words> content{};
   std::memcpy(content.data(), &entry, sizeof(entry));
-  slot.version.store(2 * number + 1);
-  for (std::size_t i = 0; i < words; ++i) slot.content[i].store(content[i]);
-  slot.version.store(2 * number + 2);
+  // Who reads a word of this entry finds, when it asks again, at least this version.
+  slot.version.store(2 * number + 1, std::memory_order_relaxed);
+  for (std::size_t i = 0; i < words; ++i) {
+    slot.content[i].store(content[i], std::memory_order_release);
+  }
+  slot.version.store(2 * number + 2, std::memory_order_release);
 }
 
 std::vector<HistoryEntry> History::get() const {
@@ -133,8 +136,10 @@ std::vector<HistoryEntry> History::get() const {
        number < count; ++number) {
     const Slot& slot = slots_[number % history_length];
     std::array<std::uint64_t, words> content{};
-    const std::uint64_t version = slot.version.load();
-    for (std::size_t i = 0; i < words; ++i) content[i] = slot.content[i].load();
+    const std::uint64_t version = slot.version.load(std::memory_order_acquire);
+    for (std::size_t i = 0; i < words; ++i) {
+      content[i] = slot.content[i].load(std::memory_order_acquire);
+    }
     if (version != 2 * number + 2 || slot.version.load() != version) continue;
     std::memcpy(static_cast<void*>(&entries.emplace_back()), content.data(), sizeof(HistoryEntry));
   }

@@ -4,6 +4,7 @@
 #include <nccl.h>
 
 #include <cstring>
+#include <exception>
 #include <mutex>
 #include <thread>
 
@@ -136,8 +137,10 @@ NcclChannel::~NcclChannel() {
   if (state_->communicator == nullptr || state_->aborted) return;
   state_->aborted = true;
   // Collectives are complete, or the job has failed. Destroying without finalising would wait for
-  // peers that may be gone.
-  ncclResult_t status = state_->nccl->CommFinalize(state_->communicator);
+  // peers that may be gone, and so would finalising when this rank gives up.
+  ncclResult_t status = std::uncaught_exceptions() > 0
+                            ? ncclInternalError
+                            : state_->nccl->CommFinalize(state_->communicator);
   const auto deadline = Clock::now() + std::chrono::seconds(5);
   while (status == ncclInProgress && Clock::now() < deadline) {
     std::this_thread::yield();

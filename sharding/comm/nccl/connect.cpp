@@ -42,8 +42,9 @@ std::shared_ptr<Communicator> connect_nccl_with(const cuda::NcclFunctions& funct
       {.rendezvous = options.rendezvous_timeout, .collective = timeout, .standstill = standstill});
   std::vector<std::int32_t> members;
   for (int rank = 0; rank < world.size; ++rank) members.push_back(rank);
-  control::ControlGroup group(plane.control, std::move(members), 1, "world");
+  // In this order: the hub, which the job ends, waits for all connections to end.
   const auto job = std::make_shared<NcclJob>(std::move(plane), options.device, timeout);
+  control::ControlGroup group(job->shared_control(), std::move(members), 1, "world");
   try {
     const std::string made = world.rank == 0 ? NcclChannel::make_id(functions) : std::string();
     const std::string id =
