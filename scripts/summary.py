@@ -6,7 +6,8 @@
 RESULTS_FOLDER holds a folder for each run. In it: `ctest.xml` (ctest --output-junit) with `gtest/*.xml`
 (a GoogleTest program's own count of its cases) and, for the run `tests`, `labels.json` (ctest
 --show-only=json-v1), or `pytest.xml`; or `passed`, `failed`, `skipped`, text files that each stand for one
-check, with the reason in them; `absent` is a note on what does not run here and counts for nothing. With --closing-line the last line is "N passed, N failed, N skipped" alone.
+check, with the reason in them; `absent` is a note on what does not run here and counts for nothing. With
+--closing-line the last line is "N passed, N failed, N skipped" alone.
 Exit status 1 when anything failed, or when nothing ran.
 """
 import argparse
