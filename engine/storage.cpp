@@ -46,8 +46,8 @@ void Storage::fail_missing() const {
   if (device_.is_meta()) misuse("a tensor on `meta` has no memory; materialise it first");
   misuse(
       "{} is sharded now: its parameters can be read inside their module's forward and backward, "
-      "or "
-      "within an unsharded(model) scope",
+      "or within an unsharded(model) scope; a module whose forward reads another's parameter says "
+      "so in its constructor, by reads_parameter(tensor)",
       name_);
 }
 
