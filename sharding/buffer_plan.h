@@ -55,7 +55,6 @@ struct PlannedUnit {
 // Where collectives run.
 struct PlannedWorld {
   int size = 1;
-  int rank = 0;
   Device device = Device::cpu();
   bool nccl = false;         // a GPU each; else ranks see one memory
   bool fixed_order = false;  // ConnectOptions::fixed_order
@@ -80,6 +79,6 @@ bool shares_parameter_pool(const UnitLayout& layout, const ShardingOptions& opti
 // Whether its gradient has a buffer of its own.
 bool has_own_gradient(const ShardingOptions& options, bool is_root);
 // Elements of a shard's reduced gradient, with the gaps between its segments.
-std::int64_t local_gradient_elements(const UnitLayout& layout, int shard);
+std::int64_t local_gradient_elements(const UnitLayout& layout);
 
 }  // namespace tessera

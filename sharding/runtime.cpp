@@ -194,7 +194,10 @@ void Runtime::watch_storages(Unit& unit) {
     unit.gradient_storage()->set_on_missing([this, &unit] { lend_gradient(unit); });
   }
   for (const auto& parameter : unit.local_parameters()) {
-    parameter.tensor.storage()->set_on_write([this, &unit] { invalidate(unit); });
+    parameter.tensor.storage()->set_on_write(
+        [this, &unit, trainable = parameter.tensor.requires_grad()] {
+          invalidate(unit, trainable);
+        });
     parameter.tensor.storage()->set_on_requires_grad(refuse);
   }
 }

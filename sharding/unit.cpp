@@ -42,23 +42,13 @@ Unit::Unit(std::string name, int index, const std::vector<OwnedParameter>& param
       layout_(specs, shards),
       shard_(shard),
       device_(device) {
-  const MemoryScope kind(MemoryKind::parameters);
-  for (std::size_t s = 0; s < layout_.segments().size(); ++s) {
-    const auto& segment = layout_.segments()[s];
-    const ElementRange range = layout_.local(static_cast<int>(s), shard_);
-    masters_.push_back(Tensor::zeros({range.count}, segment.master_dtype, device_));
-    masters_.back().storage()->set_padded_to(parameter_alignment);
-    if (!segment.trainable) continue;
-    local_segments_.push_back({static_cast<int>(s), range, local_gradient_elements_});
-    local_gradient_elements_ +=
-        (range.count + gradient_alignment - 1) / gradient_alignment * gradient_alignment;
-  }
+  create_masters();
   fill_master(parameters);
   const auto& segments = layout_.segments();
   computes_on_master_ = tessera::computes_on_master(layout_);
   parameters_ = Storage::lent(layout_.bytes(), device_,
                               name_.empty() ? std::string("the root unit") : "unit " + name_);
-  if (computes_on_master_) parameters_->attach(masters_[0].data());
+  if (computes_on_master_) parameters_->attach(master_memory_.data());
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto& slot = layout_.slots()[i];
     const auto& segment = segments[static_cast<std::size_t>(slot.segment)];
@@ -72,6 +62,30 @@ Unit::Unit(std::string name, int index, const std::vector<OwnedParameter>& param
     views_.push_back(view);
   }
   create_local_tensors();
+}
+
+// In one piece, segment behind segment: with one shard and nothing to cast it is the flat buffer.
+void Unit::create_masters() {
+  const MemoryScope kind(MemoryKind::parameters);
+  const auto bytes_of = [](const UnitLayout::Segment& segment) {
+    return static_cast<std::size_t>(segment.share) * size_of(segment.master_dtype);
+  };
+  std::size_t bytes = 0;
+  for (const auto& segment : layout_.segments()) bytes += bytes_of(segment);
+  master_memory_ = Tensor::zeros({static_cast<std::int64_t>(bytes)}, uint8, device_);
+  std::size_t offset = 0;
+  for (std::size_t s = 0; s < layout_.segments().size(); ++s) {
+    const auto& segment = layout_.segments()[s];
+    const auto storage = Storage::part_of(master_memory_.storage(), offset, bytes_of(segment));
+    storage->set_padded_to(parameter_alignment);
+    masters_.push_back(Tensor::view_of(storage, 0, {segment.share}, segment.master_dtype));
+    offset += bytes_of(segment);
+    if (!segment.trainable) continue;
+    local_segments_.push_back({static_cast<int>(s), layout_.local(static_cast<int>(s), shard_),
+                               local_gradient_elements_});
+    local_gradient_elements_ +=
+        (segment.share + gradient_alignment - 1) / gradient_alignment * gradient_alignment;
+  }
 }
 
 void Unit::fill_master(const std::vector<OwnedParameter>& parameters) {
@@ -114,21 +128,13 @@ void Unit::create_local_tensors() {
   optimizer_segments_ = optim::find_segments(local_);
 }
 
-std::size_t Unit::master_bytes() const {
-  std::size_t total = 0;
-  for (const Tensor& master : masters_) total += master.bytes();
-  return total;
-}
-
-void Unit::write_share(std::byte* share) const {
-  const auto share_begin = static_cast<std::size_t>(shard_) * layout_.share_bytes();
+void Unit::write_share(std::byte* buffer, Part part) const {
   for (std::size_t s = 0; s < masters_.size(); ++s) {
     const auto& segment = layout_.segments()[s];
+    if (part == Part::trainable && !segment.trainable) continue;
     const ElementRange range = layout_.local(static_cast<int>(s), shard_);
-    if (range.count == 0) continue;
-    const std::size_t at = segment.byte_offset +
-                           static_cast<std::size_t>(range.first) * size_of(segment.compute_dtype);
-    std::byte* out = share + (at - share_begin);
+    std::byte* out = buffer + segment.byte_offset +
+                     static_cast<std::size_t>(range.first) * size_of(segment.compute_dtype);
     if (segment.compute_dtype == segment.master_dtype) {
       current_queue(device_).copy(out, masters_[s].data(), masters_[s].bytes());
     } else {
@@ -137,6 +143,15 @@ void Unit::write_share(std::byte* share) const {
                       segment.compute_dtype, 1.0f, false});
     }
   }
+}
+
+std::vector<comm::GatheredRange> Unit::gathered_ranges(Part part) const {
+  std::vector<comm::GatheredRange> ranges;
+  for (const auto& segment : layout_.segments()) {
+    if (part == Part::trainable && !segment.trainable) continue;
+    ranges.push_back({segment.byte_offset, segment.bytes()});
+  }
+  return ranges;
 }
 
 void Unit::create_gradient_views(DType dtype) {
@@ -185,7 +200,6 @@ std::vector<comm::ReducedRange> Unit::reduced_ranges(std::byte* out) const {
   std::vector<comm::ReducedRange> ranges;
   const std::size_t size = size_of(sum_dtype_of(layout_));
   for (const LocalSegment& local : local_segments_) {
-    if (local.range.count == 0) continue;
     const auto& segment = layout_.segments()[static_cast<std::size_t>(local.segment)];
     ranges.push_back({segment.gradient_offset + local.range.first, local.range.count,
                       out + static_cast<std::size_t>(local.offset) * size});
