@@ -120,6 +120,7 @@ RankMemory measure_memory(const Context& context) {
   RankMemory memory;
   memory.use = stats.at_peak;
   memory.use[MemoryKind::communication] += context.communicator().held_bytes();
+  memory.in_files = stats.in_files;
   memory.cached = stats.reserved - stats.peak_in_use;
   return memory;
 }
