@@ -91,8 +91,10 @@ class Planner {
     if (offload.gradients == Placement::file) {
       window(BufferUse::gradient_window, MemoryKind::gradients, "window on gradients",
              needs.largest_gradient, 1);
-      add(BufferUse::reduced_gradient, MemoryKind::gradients, -1, "gradient on its way to a file",
-          needs.largest_gradient);
+      if (needs.largest_gradient > 0) {
+        add(BufferUse::reduced_gradient, MemoryKind::gradients, -1, "gradient on its way to a file",
+            AlignedMemory::bytes(needs.largest_gradient));
+      }
     }
   }
 

@@ -37,8 +37,7 @@ OffloadFiles::OffloadFiles(const OffloadOptions& options, const FileNeeds& needs
     gradients = std::make_shared<StateFile>(folder, "the gradients", MemoryKind::gradients,
                                             needs.gradients);
     gradients->make_window(needs.largest_gradient);
-    const MemoryScope kind(MemoryKind::gradients);
-    reduced = MemoryPool::current(device)->allocate(needs.largest_gradient);
+    reduced = AlignedMemory(needs.largest_gradient, MemoryKind::gradients, device);
   }
   if (options.optimizer == Placement::file) moments = std::make_shared<StateFolder>(folder);
 }
@@ -56,7 +55,8 @@ std::size_t OffloadFiles::held_bytes(MemoryKind kind) const {
     return 2 * FileWindow::bytes(piece_bytes_, needs_.largest_master);
   }
   if (kind == MemoryKind::gradients && gradients) {
-    return FileWindow::bytes(piece_bytes_, needs_.largest_gradient) + needs_.largest_gradient;
+    return FileWindow::bytes(piece_bytes_, needs_.largest_gradient) +
+           AlignedMemory::bytes(needs_.largest_gradient);
   }
   return 0;
 }

@@ -25,7 +25,7 @@ struct OffloadFiles {
   std::shared_ptr<StateFile> masters;    // whose window is that of steps
   std::unique_ptr<FileWindow> gathers;   // that of the gather stream
   std::shared_ptr<StateFile> gradients;  // whose window is that of steps and of the norm
-  std::shared_ptr<std::byte> reduced;    // a unit's gradient on its way to the file
+  AlignedMemory reduced;                 // a unit's gradient on its way to the file
   std::shared_ptr<const StateFolder> moments;
 
  private:

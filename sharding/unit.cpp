@@ -302,7 +302,7 @@ Unit::Carried Unit::prepare_to_accumulate() {
 std::byte* Unit::open_gradient(const Carried& carried) const {
   const FilePlace& place = gradient_shard_.storage()->file();
   if (!place) return gradient_shard_.data();
-  std::byte* const sums = files_.reduced.get();
+  std::byte* const sums = files_.reduced.data();
   if (!carried.is_set) return sums;
   const DType dtype = gradient_shard_.dtype();
   place.file->read(place.offset, sums, StateFile::round_up(gradient_shard_.bytes()));
@@ -320,7 +320,7 @@ std::byte* Unit::open_gradient(const Carried& carried) const {
 void Unit::close_gradient() const {
   const FilePlace& place = gradient_shard_.storage()->file();
   if (!place) return;
-  place.file->write(place.offset, files_.reduced.get(),
+  place.file->write(place.offset, files_.reduced.data(),
                     StateFile::round_up(gradient_shard_.bytes()));
 }
 

@@ -18,7 +18,7 @@ struct StateFolder {
   std::filesystem::path path;
   std::string owner;  // "rank 3", for messages
   Device device = Device::cpu();
-  // Transfers go in pieces of this many bytes: a multiple of 8192. A window has three.
+  // Transfers go in pieces of this many bytes: a multiple of 8192. A window has four.
   std::size_t piece_bytes = std::size_t{4} << 20;
   bool direct = true;  // tries to go past the page cache
 };

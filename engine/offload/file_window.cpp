@@ -60,7 +60,8 @@ class Pipeline {
 
   void run(const std::function<void(ElementRange, std::span<std::byte* const>)>& work) {
     std::vector<std::byte*> where(arrays_.size());
-    for (std::size_t i = 0; i < std::min<std::size_t>(2, pieces_.size()); ++i) read(i);
+    constexpr std::size_t ahead = FileWindow::pieces - 1;
+    for (std::size_t i = 0; i < std::min(ahead, pieces_.size()); ++i) read(i);
     for (std::size_t i = 0; i < pieces_.size(); ++i) {
       for (std::size_t a = 0; a < arrays_.size(); ++a) {
         read_[slot(a, i)].wait();
@@ -68,7 +69,7 @@ class Pipeline {
       }
       work(pieces_[i], where);
       write(i);
-      if (i + 2 < pieces_.size()) read(i + 2);
+      if (i + ahead < pieces_.size()) read(i + ahead);
     }
     for (const Event& event : written_) event.wait();
   }
@@ -108,22 +109,29 @@ class Pipeline {
 
 }  // namespace
 
+AlignedMemory::AlignedMemory(std::size_t bytes_needed, MemoryKind kind, Device device) {
+  const MemoryScope scope(kind);
+  block_ = MemoryPool::current(device)->allocate(bytes(bytes_needed));
+  const auto address = reinterpret_cast<std::uintptr_t>(block_.get());
+  data_ =
+      block_.get() + (StateFile::alignment - address % StateFile::alignment) % StateFile::alignment;
+}
+
 std::size_t FileWindow::bytes_of_piece(std::size_t piece_bytes, std::size_t largest) {
   return std::min(piece_bytes, (largest + 2 * StateFile::alignment - 1) /
                                    (2 * StateFile::alignment) * (2 * StateFile::alignment));
 }
 
-// A piece that begins inside a block reaches into one more.
+// A piece that begins inside a block reaches into one more; the first one begins a block.
 std::size_t FileWindow::bytes(std::size_t piece_bytes, std::size_t largest) {
-  return pieces * (bytes_of_piece(piece_bytes, largest) + StateFile::alignment);
+  return AlignedMemory::bytes(pieces *
+                              (bytes_of_piece(piece_bytes, largest) + StateFile::alignment));
 }
 
 FileWindow::FileWindow(StateFile& file, std::size_t largest)
-    : file_(file), piece_bytes_(bytes_of_piece(file.folder().piece_bytes, largest)) {
-  const MemoryScope kind(file_.kind());
-  memory_ = MemoryPool::current(file_.folder().device)
-                ->allocate(bytes(file_.folder().piece_bytes, largest));
-}
+    : file_(file),
+      piece_bytes_(bytes_of_piece(file.folder().piece_bytes, largest)),
+      memory_(pieces * (piece_bytes_ + StateFile::alignment), file.kind(), file.folder().device) {}
 
 FileWindow::~FileWindow() {
   try {
@@ -134,7 +142,7 @@ FileWindow::~FileWindow() {
 }
 
 std::byte* FileWindow::piece(std::size_t index) const {
-  return memory_.get() + index % pieces * (piece_bytes_ + StateFile::alignment);
+  return memory_.data() + index % pieces * (piece_bytes_ + StateFile::alignment);
 }
 
 void stream_arrays(

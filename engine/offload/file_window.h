@@ -14,12 +14,26 @@
 
 namespace tessera {
 
+// Memory of the calling thread's pool for direct transfers, which begins a block.
+class AlignedMemory {
+ public:
+  AlignedMemory() = default;
+  AlignedMemory(std::size_t bytes_needed, MemoryKind kind, Device device);
+  // What it takes.
+  static std::size_t bytes(std::size_t needed) { return needed + StateFile::alignment; }
+  [[nodiscard]] std::byte* data() const { return data_; }
+
+ private:
+  std::shared_ptr<std::byte> block_;
+  std::byte* data_ = nullptr;
+};
+
 // Of a file that lives longer. Used by one thread; counted as the kind of memory that the file
 // holds.
 class FileWindow {
  public:
-  // One piece is worked on while the next one is read and the one before is written.
-  static constexpr int pieces = 3;
+  // One piece is worked on while the next ones are read and the one before is written.
+  static constexpr int pieces = 4;
 
   // For ranges of at most `largest` bytes of the file.
   FileWindow(StateFile& file, std::size_t largest);
@@ -37,7 +51,7 @@ class FileWindow {
  private:
   StateFile& file_;
   std::size_t piece_bytes_;
-  std::shared_ptr<std::byte> memory_;
+  AlignedMemory memory_;
 };
 
 // An array in a file that is worked on with others, element by element.

@@ -150,7 +150,7 @@ void StateFile::read(std::uint64_t offset, std::byte* data, std::size_t bytes) c
   if (file_.fd == -1 || bytes == 0) return;
   if (!direct_ || goes_direct(offset, data, bytes)) return read_blocks(offset, data, bytes);
   // The blocks around it, through memory that is aligned.
-  const AlignedBlock block = aligned_block(unaligned_piece);
+  const AlignedBlock block = aligned_block(std::min(unaligned_piece, round_up(bytes) + alignment));
   while (bytes > 0) {
     const std::uint64_t begin = offset / alignment * alignment;
     const auto skipped = static_cast<std::size_t>(offset - begin);
@@ -166,7 +166,7 @@ void StateFile::read(std::uint64_t offset, std::byte* data, std::size_t bytes) c
 void StateFile::write(std::uint64_t offset, const std::byte* data, std::size_t bytes) {
   if (file_.fd == -1 || bytes == 0) return;
   if (!direct_ || goes_direct(offset, data, bytes)) return write_blocks(offset, data, bytes);
-  const AlignedBlock block = aligned_block(unaligned_piece);
+  const AlignedBlock block = aligned_block(std::min(unaligned_piece, round_up(bytes) + alignment));
   while (bytes > 0) {
     const std::uint64_t begin = offset / alignment * alignment;
     const auto skipped = static_cast<std::size_t>(offset - begin);
