@@ -144,7 +144,7 @@ void read_pieces(LogicalTensor& tensor, const SafetensorsFile& file, const Tenso
 
 }  // namespace
 
-void load_hugging_face(const fs::path& folder, std::vector<LogicalTensor>& tensors,
+void load_hugging_face(const std::string& folder, std::vector<LogicalTensor>& tensors,
                        const std::vector<std::string>& ignored,
                        std::vector<std::string> (*rename)(const std::string& name)) {
   const Folder opened = open_folder(folder);
@@ -182,7 +182,7 @@ void load_hugging_face(const fs::path& folder, std::vector<LogicalTensor>& tenso
   }
   TESSERA_CHECK(problems.empty(), ErrorCode::checkpoint,
                 "the weights in '{}' do not fit the model: {}; check the folder's config.json",
-                folder.string(), fmt::join(problems, "; "));
+                folder, fmt::join(problems, "; "));
   Staging staging;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     read_pieces(tensors[i], *sources[i].first, *sources[i].second, staging);

@@ -164,26 +164,26 @@ std::string list_candidates(const fs::path& dir) {
 
 }  // namespace
 
-void load(comm::Communicator& communicator, const fs::path& step_folder, State& state,
+void load(comm::Communicator& communicator, const std::string& step_folder, State& state,
           LoadParts parts) {
   Scalars scalars;
-  together(communicator, fmt::format("loading '{}'", step_folder.string()), [&] {
+  together(communicator, fmt::format("loading '{}'", step_folder), [&] {
     scalars = load_pieces(step_folder, state, parts);
     return std::string();
   });
   state.scalars = std::move(scalars);
 }
 
-Scalars read_scalars(const fs::path& step_folder) {
+Scalars read_scalars(const std::string& step_folder) {
   return read_manifest(step_folder).scalars;
 }
 
-void verify(const fs::path& step_folder) {
+void verify(const std::string& step_folder) {
   verify_share(step_folder, 0, 1);
 }
 
-std::optional<Found> find_latest(comm::Communicator& communicator, const fs::path& dir) {
-  const std::string doing = fmt::format("looking for checkpoints in '{}'", dir.string());
+std::optional<Found> find_latest(comm::Communicator& communicator, const std::string& dir) {
+  const std::string doing = fmt::format("looking for checkpoints in '{}'", dir);
   const auto messages = together(communicator, doing, [&] {
     return communicator.rank() == 0 ? list_candidates(dir) : std::string();
   });
@@ -191,7 +191,7 @@ std::optional<Found> find_latest(comm::Communicator& communicator, const fs::pat
   Found found;
   for (const auto& step : listed.at("steps")) {
     found.step = step.get<std::int64_t>();
-    found.path = dir / step_name(found.step);
+    found.path = fs::path(dir) / step_name(found.step);
     try {
       together(communicator, step_name(found.step), [&] {
         verify_share(found.path, static_cast<std::size_t>(communicator.rank()),
@@ -213,8 +213,8 @@ std::optional<Found> find_latest(comm::Communicator& communicator, const fs::pat
     return found;
   }
   TESSERA_CHECK(found.skipped.empty(), ErrorCode::checkpoint,
-                "no checkpoint in '{}' is intact: {}; restore one or start in another folder",
-                dir.string(), fmt::join(found.skipped, "; "));
+                "no checkpoint in '{}' is intact: {}; restore one or start in another folder", dir,
+                fmt::join(found.skipped, "; "));
   return std::nullopt;
 }
 

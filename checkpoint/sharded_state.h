@@ -2,8 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
+#include <map>
 #include <optional>
+#include <string>
 
 #include "checkpoint/checkpoint.h"
 #include "engine/optim/optimizer.h"
@@ -32,13 +33,12 @@ struct SaveOptions {
 };
 
 // Collective. Writes folder/step-N and returns its path.
-std::filesystem::path save(const Context& context, const std::filesystem::path& folder,
-                           const ShardedModel& model, optim::Optimizer& optimizer,
-                           const SaveOptions& options = {});
+std::string save(const Context& context, const std::string& folder, const ShardedModel& model,
+                 optim::Optimizer& optimizer, const SaveOptions& options = {});
 
 // Collective. Fills model and optimizer from a step folder written by any world size, strategy and
 // type; returns its scalars.
-Scalars load(const Context& context, const std::filesystem::path& step_folder,
-             const ShardedModel& model, optim::Optimizer& optimizer);
+Scalars load(const Context& context, const std::string& step_folder, const ShardedModel& model,
+             optim::Optimizer& optimizer);
 
 }  // namespace tessera

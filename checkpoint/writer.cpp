@@ -308,8 +308,8 @@ std::string Save::commit() {
 
 }  // namespace
 
-fs::path save(comm::Communicator& communicator, const fs::path& dir, std::int64_t step,
-              const State& state, const SaveOptions& options) {
+std::string save(comm::Communicator& communicator, const std::string& dir, std::int64_t step,
+                 const State& state, const SaveOptions& options) {
   return Save(communicator, dir, step, state, options).run();
 }
 

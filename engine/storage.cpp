@@ -17,6 +17,18 @@ std::shared_ptr<Storage> Storage::allocate(std::size_t bytes, Device device) {
   return storage;
 }
 
+std::shared_ptr<Storage> Storage::part_of(const std::shared_ptr<Storage>& whole, std::size_t offset,
+                                          std::size_t bytes) {
+  TESSERA_REQUIRE(!whole->is_lent(), "a part of {}, which is lent", whole->name_);
+  TESSERA_REQUIRE(offset <= whole->bytes_ && bytes <= whole->bytes_ - offset,
+                  "bytes {} to {} of a storage of {}", offset, offset + bytes, whole->bytes_);
+  auto storage = std::shared_ptr<Storage>(new Storage(bytes, whole->device_));
+  if (whole->data_ == nullptr) return storage;  // on `meta`
+  storage->owned_ = std::shared_ptr<std::byte>(whole->owned_, whole->data_ + offset);
+  storage->data_ = storage->owned_.get();
+  return storage;
+}
+
 std::shared_ptr<Storage> Storage::lent(std::size_t bytes, Device device, std::string name) {
   auto storage = std::shared_ptr<Storage>(new Storage(bytes, device));
   storage->name_ = std::move(name);
@@ -57,8 +69,8 @@ void Storage::fail_missing() const {
   if (device_.is_meta()) misuse("a tensor on `meta` has no memory; materialise it first");
   misuse(
       "{} is sharded now: its parameters can be read inside their module's forward and backward, "
-      "or "
-      "within an unsharded(model) scope",
+      "or within an unsharded(model) scope; a module whose forward reads another's parameter says "
+      "so in its constructor, by reads_parameter(tensor)",
       name_);
 }
 

@@ -21,6 +21,10 @@ class Storage {
  public:
   // Owned memory from the thread's pool; none on `meta`.
   static std::shared_ptr<Storage> allocate(std::size_t bytes, Device device);
+  // A part of another's owned memory, which lives as long as either does. What is said of it (who
+  // is told of writes, padding, a pending factor) is said of this part alone.
+  static std::shared_ptr<Storage> part_of(const std::shared_ptr<Storage>& whole, std::size_t offset,
+                                          std::size_t bytes);
   // Memory comes later, through attach(). `name` says whose it is in errors.
   static std::shared_ptr<Storage> lent(std::size_t bytes, Device device, std::string name);
   // The next bytes of a file of state. Whoever has to do with all of them works on them in pieces

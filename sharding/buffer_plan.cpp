@@ -34,9 +34,8 @@ std::size_t gradient_bytes(const UnitLayout& layout, DType dtype) {
   return static_cast<std::size_t>(layout.gradient_elements()) * size_of(dtype);
 }
 
-std::size_t local_gradient_bytes(const UnitLayout& layout, int shard) {
-  return static_cast<std::size_t>(local_gradient_elements(layout, shard)) *
-         size_of(sum_dtype_of(layout));
+std::size_t local_gradient_bytes(const UnitLayout& layout) {
+  return static_cast<std::size_t>(local_gradient_elements(layout)) * size_of(sum_dtype_of(layout));
 }
 
 class Planner {
@@ -47,8 +46,7 @@ class Planner {
         options_(options),
         world_(world),
         no_sync_(no_sync),
-        shards_(shards_of(options, world.size)),
-        shard_(world.rank % shards_) {}
+        shards_(shards_of(options, world.size)) {}
 
   BufferPlan plan() {
     for (std::size_t i = 0; i < units_.size(); ++i) add_unit(static_cast<int>(i));
@@ -78,7 +76,7 @@ class Planner {
   void add_windows() {
     const OffloadOptions& offload = options_.offload;
     if (!offload.uses_files()) return;
-    const FileNeeds needs = file_needs(units_, shard_);
+    const FileNeeds needs = file_needs(units_);
     const auto window = [&](BufferUse use, MemoryKind kind, const char* name, std::size_t largest,
                             int count) {
       if (largest == 0) return;
@@ -104,9 +102,8 @@ class Planner {
     const bool is_root = index == 0;
     if (layout.slots().empty()) return;
     std::size_t masters = 0;
-    for (std::size_t s = 0; s < layout.segments().size(); ++s) {
-      masters += static_cast<std::size_t>(layout.local(static_cast<int>(s), shard_).count) *
-                 size_of(layout.segments()[s].master_dtype);
+    for (const auto& segment : layout.segments()) {
+      masters += static_cast<std::size_t>(segment.share) * size_of(segment.master_dtype);
     }
     add_in(options_.offload.parameters, BufferUse::masters, MemoryKind::parameters, index,
            "master shard of " + title(unit), masters);
@@ -118,7 +115,7 @@ class Planner {
     }
     if (layout.gradient_elements() == 0) return;
     add_in(options_.offload.gradients, BufferUse::gradient_shard, MemoryKind::gradients, index,
-           "gradient shard of " + title(unit), local_gradient_bytes(layout, shard_));
+           "gradient shard of " + title(unit), local_gradient_bytes(layout));
     if (has_own_gradient(options_, is_root)) {
       add(BufferUse::gradient, MemoryKind::communication, index, "gradient of " + title(unit),
           gradient_bytes(layout, gradient_dtype_of(layout, options_)));
@@ -155,7 +152,7 @@ class Planner {
     if (shards_ == 1 || replicas() == 1) return;
     std::size_t largest = 0;
     for (const PlannedUnit& unit : units_) {
-      const auto elements = static_cast<std::size_t>(local_gradient_elements(*unit.layout, shard_));
+      const auto elements = static_cast<std::size_t>(local_gradient_elements(*unit.layout));
       largest = std::max(largest, elements * size_of(sum_dtype_of(*unit.layout)));
     }
     add(BufferUse::partial_sums, MemoryKind::communication, -1, "partial sums", largest);
@@ -184,16 +181,15 @@ class Planner {
     }
     if (world_.nccl) {
       std::vector<std::int64_t> counts;
-      for (std::size_t s = 0; s < layout.segments().size(); ++s) {
-        const std::int64_t count = layout.local(static_cast<int>(s), shard_).count;
-        if (layout.segments()[s].trainable && count > 0) counts.push_back(count);
+      for (const auto& segment : layout.segments()) {
+        if (segment.trainable) counts.push_back(segment.share);
       }
       reduce = std::max(
           reduce, comm::nccl_reduce_scatter_scratch(counts, shards_, wire, world_.fixed_order));
     }
     if (replicas() == 1) return;
-    across = std::max(
-        across, all_reduce_scratch(local_gradient_elements(layout, shard_), sum_dtype_of(layout)));
+    across =
+        std::max(across, all_reduce_scratch(local_gradient_elements(layout), sum_dtype_of(layout)));
   }
 
   [[nodiscard]] std::size_t all_reduce_scratch(std::int64_t count, DType in_dtype) const {
@@ -216,7 +212,6 @@ class Planner {
   const PlannedWorld& world_;
   const bool no_sync_;
   const int shards_;
-  const int shard_;
   std::vector<int> sharing_;   // units in the pool of parameters
   std::vector<int> reducing_;  // units in the pool of gradients
   BufferPlan plan_;
@@ -264,8 +259,10 @@ DType local_sum_dtype_of(const UnitLayout& layout, const ShardingOptions& option
 
 bool computes_on_master(const UnitLayout& layout, const OffloadOptions& offload) {
   const auto& segments = layout.segments();
-  return layout.shards() == 1 && offload.parameters != Placement::file && segments.size() == 1 &&
-         segments[0].compute_dtype == segments[0].master_dtype;
+  return layout.shards() == 1 && offload.parameters != Placement::file && !segments.empty() &&
+         std::all_of(segments.begin(), segments.end(), [](const UnitLayout::Segment& segment) {
+           return segment.compute_dtype == segment.master_dtype;
+         });
 }
 
 bool shares_parameter_pool(const UnitLayout& layout, const ShardingOptions& options, bool is_root) {
@@ -277,29 +274,27 @@ bool has_own_gradient(const ShardingOptions& options, bool is_root) {
   return is_root || row_of(options.strategy).reduce == ReduceAt::end_of_backward;
 }
 
-std::int64_t local_gradient_elements(const UnitLayout& layout, int shard) {
+std::int64_t local_gradient_elements(const UnitLayout& layout) {
   std::int64_t elements = 0;
-  for (std::size_t s = 0; s < layout.segments().size(); ++s) {
-    if (!layout.segments()[s].trainable) continue;
-    const std::int64_t count = layout.local(static_cast<int>(s), shard).count;
-    elements += (count + gradient_alignment - 1) / gradient_alignment * gradient_alignment;
+  for (const auto& segment : layout.segments()) {
+    if (!segment.trainable) continue;
+    elements += (segment.share + gradient_alignment - 1) / gradient_alignment * gradient_alignment;
   }
   return elements;
 }
 
-FileNeeds file_needs(const std::vector<PlannedUnit>& units, int shard) {
+FileNeeds file_needs(const std::vector<PlannedUnit>& units) {
   FileNeeds needs;
   for (const PlannedUnit& unit : units) {
     const UnitLayout& layout = *unit.layout;
     if (layout.slots().empty()) continue;
-    for (std::size_t s = 0; s < layout.segments().size(); ++s) {
-      const std::size_t bytes = StateFile::round_up(
-          static_cast<std::size_t>(layout.local(static_cast<int>(s), shard).count) *
-          size_of(layout.segments()[s].master_dtype));
+    for (const UnitLayout::Segment& segment : layout.segments()) {
+      const std::size_t bytes = StateFile::round_up(static_cast<std::size_t>(segment.share) *
+                                                    size_of(segment.master_dtype));
       needs.masters += bytes;
       needs.largest_master = std::max(needs.largest_master, bytes);
     }
-    const std::size_t gradient = StateFile::round_up(local_gradient_bytes(layout, shard));
+    const std::size_t gradient = StateFile::round_up(local_gradient_bytes(layout));
     needs.gradients += gradient;
     needs.largest_gradient = std::max(needs.largest_gradient, gradient);
   }

@@ -60,7 +60,6 @@ struct PlannedUnit {
 // Where collectives run.
 struct PlannedWorld {
   int size = 1;
-  int rank = 0;
   Device device = Device::cpu();
   bool nccl = false;         // a GPU each; else ranks see one memory
   bool fixed_order = false;  // ConnectOptions::fixed_order
@@ -85,13 +84,13 @@ bool shares_parameter_pool(const UnitLayout& layout, const ShardingOptions& opti
 // Whether its gradient has a buffer of its own.
 bool has_own_gradient(const ShardingOptions& options, bool is_root);
 // Elements of a shard's reduced gradient, with the gaps between its segments.
-std::int64_t local_gradient_elements(const UnitLayout& layout, int shard);
+std::int64_t local_gradient_elements(const UnitLayout& layout);
 
 // A shard's masters and reduced gradients as ranges of a file, each rounded up as files do it.
 struct FileNeeds {
   std::size_t masters = 0, largest_master = 0;      // of all, and of one segment
   std::size_t gradients = 0, largest_gradient = 0;  // of all, and of one unit
 };
-FileNeeds file_needs(const std::vector<PlannedUnit>& units, int shard);
+FileNeeds file_needs(const std::vector<PlannedUnit>& units);
 
 }  // namespace tessera

@@ -7,20 +7,6 @@
 #include "engine/memory_kind.h"
 
 namespace tessera {
-namespace {
-
-Tensor make_in(const std::shared_ptr<StateFile>& file, std::int64_t elements, DType dtype,
-               MemoryKind kind, Device device) {
-  if (!file) {
-    const MemoryScope scope(kind);
-    return Tensor::zeros({elements}, dtype, device);
-  }
-  const std::size_t bytes = static_cast<std::size_t>(elements) * size_of(dtype);
-  return Tensor::view_of(Storage::in_file(file, bytes), 0, {elements}, dtype);
-}
-
-}  // namespace
-
 OffloadFiles::OffloadFiles(const OffloadOptions& options, const FileNeeds& needs, int rank,
                            Device rank_device)
     : device(rank_device), needs_(needs), piece_bytes_(options.piece_bytes) {
@@ -42,12 +28,13 @@ OffloadFiles::OffloadFiles(const OffloadOptions& options, const FileNeeds& needs
   if (options.optimizer == Placement::file) moments = std::make_shared<StateFolder>(folder);
 }
 
-Tensor OffloadFiles::make_master(std::int64_t elements, DType dtype) const {
-  return make_in(masters, elements, dtype, MemoryKind::parameters, device);
-}
-
 Tensor OffloadFiles::make_gradient(std::int64_t elements, DType dtype) const {
-  return make_in(gradients, elements, dtype, MemoryKind::gradients, device);
+  if (!gradients) {
+    const MemoryScope kind(MemoryKind::gradients);
+    return Tensor::zeros({elements}, dtype, device);
+  }
+  const std::size_t bytes = static_cast<std::size_t>(elements) * size_of(dtype);
+  return Tensor::view_of(Storage::in_file(gradients, bytes), 0, {elements}, dtype);
 }
 
 std::size_t OffloadFiles::held_bytes(MemoryKind kind) const {

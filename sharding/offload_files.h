@@ -15,8 +15,7 @@ struct OffloadFiles {
   // Reserves the files' space. Error(configuration) where the folder cannot be used or has no room.
   OffloadFiles(const OffloadOptions& options, const FileNeeds& needs, int rank, Device device);
 
-  // Tensors over the next bytes of the file, or of new memory; zeros.
-  [[nodiscard]] Tensor make_master(std::int64_t elements, DType dtype) const;
+  // A tensor over the next bytes of the file, or of new memory; zeros.
   [[nodiscard]] Tensor make_gradient(std::int64_t elements, DType dtype) const;
   // Memory that windows and the like take.
   [[nodiscard]] std::size_t held_bytes(MemoryKind kind) const;

@@ -140,7 +140,7 @@ void Runtime::create_files(const std::vector<UnitPlan>& plan) {
     for (const UnitPlan& planned : plan) layouts.emplace_back(planned.specs, shards_);
     std::vector<PlannedUnit> units;
     for (std::size_t i = 0; i < plan.size(); ++i) units.push_back({plan[i].unit.name, &layouts[i]});
-    needs = file_needs(units, gather_group_->rank());
+    needs = file_needs(units);
   }
   files_ = std::make_unique<OffloadFiles>(options_.offload, needs, rank_, device_);
 }
@@ -208,7 +208,10 @@ void Runtime::watch_storages(Unit& unit) {
     unit.gradient_storage()->set_on_missing([this, &unit] { lend_gradient(unit); });
   }
   for (const auto& parameter : unit.local_parameters()) {
-    parameter.tensor.storage()->set_on_write([this, &unit] { invalidate(unit); });
+    parameter.tensor.storage()->set_on_write(
+        [this, &unit, trainable = parameter.tensor.requires_grad()] {
+          invalidate(unit, trainable);
+        });
     parameter.tensor.storage()->set_on_requires_grad(refuse);
   }
 }

@@ -112,7 +112,8 @@ class Runtime {
   void prefetch_recomputation(const ModuleCall& call);
   [[nodiscard]] bool stays_after_forward(const Unit& unit) const;
   [[nodiscard]] bool stays_until_synchronised(const Unit& unit);
-  void invalidate(Unit& unit);
+  // Some of its parameters are about to change, trainable or frozen ones.
+  void invalidate(Unit& unit, bool trainable);
 
   // Gradients.
   void lend_gradient(Unit& unit);

@@ -10,7 +10,6 @@ BufferPlan Runtime::plan(bool no_sync) const {
   std::vector<PlannedUnit> units;
   for (const auto& unit : units_) units.push_back({unit->name(), &unit->layout()});
   const PlannedWorld world{.size = world_size_,
-                           .rank = rank_,
                            .device = device_,
                            .nccl = !gather_group_->one_memory(),
                            .fixed_order = gather_group_->fixed_order()};

@@ -15,9 +15,10 @@
 namespace tessera {
 namespace {
 
+// Nothing is added to what is frozen: it stays as it was made.
 DType master_dtype_of(const Tensor& parameter) {
   const bool low = parameter.dtype() == bfloat16 || parameter.dtype() == float16;
-  return low ? float32 : parameter.dtype();
+  return low && parameter.requires_grad() ? float32 : parameter.dtype();
 }
 
 DType compute_dtype_of(const Tensor& parameter, const ShardingOptions& options) {

@@ -44,23 +44,13 @@ Unit::Unit(std::string name, int index, const std::vector<OwnedParameter>& param
       shard_(shard),
       files_(files),
       device_(files.device) {
-  for (std::size_t s = 0; s < layout_.segments().size(); ++s) {
-    const auto& segment = layout_.segments()[s];
-    const ElementRange range = layout_.local(static_cast<int>(s), shard_);
-    masters_.push_back(files_.make_master(range.count, segment.master_dtype));
-    masters_.back().storage()->set_padded_to(parameter_alignment);
-    if (!segment.trainable) continue;
-    masters_.back().storage()->set_state_folder(files_.moments);
-    local_segments_.push_back({static_cast<int>(s), range, local_gradient_elements_});
-    local_gradient_elements_ +=
-        (range.count + gradient_alignment - 1) / gradient_alignment * gradient_alignment;
-  }
+  create_masters();
   fill_masters(parameters);
   const auto& segments = layout_.segments();
   computes_on_master_ = !files_.masters && tessera::computes_on_master(layout_, {});
   parameters_ = Storage::lent(layout_.bytes(), device_,
                               name_.empty() ? std::string("the root unit") : "unit " + name_);
-  if (computes_on_master_) parameters_->attach(masters_[0].data());
+  if (computes_on_master_) parameters_->attach(master_memory_.data());
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto& slot = layout_.slots()[i];
     const auto& segment = segments[static_cast<std::size_t>(slot.segment)];
@@ -74,6 +64,35 @@ Unit::Unit(std::string name, int index, const std::vector<OwnedParameter>& param
     views_.push_back(view);
   }
   create_local_tensors();
+}
+
+// In memory in one piece, segment behind segment: with one shard and nothing to cast it is the flat
+// buffer.
+void Unit::create_masters() {
+  const MemoryScope kind(MemoryKind::parameters);
+  const auto bytes_of = [](const UnitLayout::Segment& segment) {
+    return static_cast<std::size_t>(segment.share) * size_of(segment.master_dtype);
+  };
+  std::size_t bytes = 0;
+  for (const auto& segment : layout_.segments()) bytes += bytes_of(segment);
+  if (!files_.masters)
+    master_memory_ = Tensor::zeros({static_cast<std::int64_t>(bytes)}, uint8, device_);
+  std::size_t offset = 0;
+  for (std::size_t s = 0; s < layout_.segments().size(); ++s) {
+    const auto& segment = layout_.segments()[s];
+    const auto storage =
+        files_.masters ? Storage::in_file(files_.masters, bytes_of(segment))
+                       : Storage::part_of(master_memory_.storage(), offset, bytes_of(segment));
+    storage->set_padded_to(parameter_alignment);
+    masters_.push_back(Tensor::view_of(storage, 0, {segment.share}, segment.master_dtype));
+    offset += bytes_of(segment);
+    if (!segment.trainable) continue;
+    storage->set_state_folder(files_.moments);
+    local_segments_.push_back({static_cast<int>(s), layout_.local(static_cast<int>(s), shard_),
+                               local_gradient_elements_});
+    local_gradient_elements_ +=
+        (segment.share + gradient_alignment - 1) / gradient_alignment * gradient_alignment;
+  }
 }
 
 // Of masters in a file, a window's piece at a time.
@@ -143,24 +162,20 @@ void Unit::create_local_tensors() {
 }
 
 std::size_t Unit::master_bytes() const {
-  std::size_t total = 0;
-  for (const Tensor& master : masters_) total += master.storage()->file() ? 0 : master.bytes();
-  return total;
+  return master_memory_ ? master_memory_.bytes() : 0;
 }
 
 std::size_t Unit::gradient_bytes() const {
   return gradient_shard_ && !gradient_shard_.storage()->file() ? gradient_shard_.bytes() : 0;
 }
 
-void Unit::write_share(std::byte* share) const {
-  const auto share_begin = static_cast<std::size_t>(shard_) * layout_.share_bytes();
+void Unit::write_share(std::byte* buffer, Part part) const {
   for (std::size_t s = 0; s < masters_.size(); ++s) {
     const auto& segment = layout_.segments()[s];
+    if (part == Part::trainable && !segment.trainable) continue;
     const ElementRange range = layout_.local(static_cast<int>(s), shard_);
-    if (range.count == 0) continue;
-    const std::size_t at = segment.byte_offset +
-                           static_cast<std::size_t>(range.first) * size_of(segment.compute_dtype);
-    std::byte* out = share + (at - share_begin);
+    std::byte* out = buffer + segment.byte_offset +
+                     static_cast<std::size_t>(range.first) * size_of(segment.compute_dtype);
     if (const FilePlace& place = masters_[s].storage()->file()) {
       const StreamedArray array{files_.gathers.get(), place.offset, size_of(segment.master_dtype)};
       stream_arrays(std::span(&array, 1), {0, range.count}, 0,
@@ -186,6 +201,15 @@ void Unit::write_part(std::size_t segment_index, const std::byte* in, std::int64
     TESSERA_LAUNCH(device_, cast,
                    {in, out, count, segment.master_dtype, segment.compute_dtype, 1.0f, false});
   }
+}
+
+std::vector<comm::GatheredRange> Unit::gathered_ranges(Part part) const {
+  std::vector<comm::GatheredRange> ranges;
+  for (const auto& segment : layout_.segments()) {
+    if (part == Part::trainable && !segment.trainable) continue;
+    ranges.push_back({segment.byte_offset, segment.bytes()});
+  }
+  return ranges;
 }
 
 void Unit::create_gradient_views(DType dtype) {
@@ -234,7 +258,6 @@ std::vector<comm::ReducedRange> Unit::reduced_ranges(std::byte* out) const {
   std::vector<comm::ReducedRange> ranges;
   const std::size_t size = size_of(sum_dtype_of(layout_));
   for (const LocalSegment& local : local_segments_) {
-    if (local.range.count == 0) continue;
     const auto& segment = layout_.segments()[static_cast<std::size_t>(local.segment)];
     ranges.push_back({segment.gradient_offset + local.range.first, local.range.count,
                       out + static_cast<std::size_t>(local.offset) * size});

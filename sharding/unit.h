@@ -2,6 +2,7 @@
 // memory the views point into, and when, is the schedule's (sharding/unit_state.h).
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -33,8 +34,8 @@ class Unit {
   [[nodiscard]] bool is_root() const { return index_ == 0; }
   [[nodiscard]] bool has_gradient() const { return layout_.gradient_elements() > 0; }
 
-  // This rank's fp32 parameters and gradients, a tensor for each parameter (perhaps empty): what
-  // optimizers see.
+  // This rank's parameters (fp32; frozen ones in the dtype they were made in) and gradients, a
+  // tensor for each parameter (perhaps empty): what optimizers see.
   [[nodiscard]] const std::vector<nn::NamedParameter>& local_parameters() const { return local_; }
   // The same as runs of memory.
   [[nodiscard]] const std::vector<optim::Segment>& optimizer_segments() const {
@@ -47,9 +48,13 @@ class Unit {
 
   // Whether the master shard itself serves as the gathered parameters: never gathered.
   [[nodiscard]] bool computes_on_master() const { return computes_on_master_; }
-  // Writes this shard's share of the flat buffer, cast to the compute dtype, in the calling
-  // thread's current queue.
-  void write_share(std::byte* share) const;
+  // What a gather concerns: every segment, or those that optimizers change.
+  enum class Part : std::uint8_t { whole, trainable };
+  // Writes this shard's share of each of these segments into the flat buffer, cast to the compute
+  // dtype, in the calling thread's current queue.
+  void write_share(std::byte* buffer, Part part) const;
+  // Those segments in the flat buffer.
+  [[nodiscard]] std::vector<comm::GatheredRange> gathered_ranges(Part part) const;
 
   // The lent storage behind the views.
   [[nodiscard]] const std::shared_ptr<Storage>& parameter_storage() const { return parameters_; }
@@ -100,6 +105,7 @@ class Unit {
   [[nodiscard]] const std::vector<LocalSegment>& local_segments() const { return local_segments_; }
 
  private:
+  void create_masters();
   void fill_masters(const std::vector<OwnedParameter>& parameters);
   void fill_range(const std::vector<OwnedParameter>& parameters, int segment, ElementRange range,
                   std::byte* out) const;
@@ -114,7 +120,8 @@ class Unit {
   const OffloadFiles& files_;
   Device device_;
   bool computes_on_master_ = false;
-  std::vector<Tensor> masters_;  // one a segment, this shard's part
+  Tensor master_memory_;
+  std::vector<Tensor> masters_;  // one a segment, this shard's part, each a storage of its own
   std::shared_ptr<Storage> parameters_;
   std::vector<Tensor> views_;
   std::vector<nn::NamedParameter> local_;

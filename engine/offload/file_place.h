@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <memory>
 #include <string>
 
@@ -15,7 +14,7 @@ class StateFile;
 
 // Where files of state are made, and for whom.
 struct StateFolder {
-  std::filesystem::path path;
+  std::string path;
   std::string owner;  // "rank 3", for messages
   Device device = Device::cpu();
   // Transfers go in pieces of this many bytes: a multiple of 8192. A window has four.

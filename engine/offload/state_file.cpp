@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <system_error>
 
 #include "engine/memory.h"
@@ -48,7 +49,7 @@ auto while_interrupted(Call&& call) {
   return result;
 }
 
-std::uint64_t available_bytes(const std::filesystem::path& folder) {
+std::uint64_t available_bytes(const std::string& folder) {
   struct statvfs status {};
   if (::statvfs(folder.c_str(), &status) == -1) return 0;
   return static_cast<std::uint64_t>(status.f_bavail) * status.f_frsize;
@@ -85,7 +86,7 @@ void StateFile::open() {
   std::filesystem::create_directories(folder_.path, error);
   TESSERA_CHECK(!error || std::filesystem::is_directory(folder_.path), ErrorCode::configuration,
                 "the offload folder '{}' cannot be made: {}; choose one that this user may write",
-                folder_.path.string(), error.message());
+                folder_.path, error.message());
   file_.fd = while_interrupted(
       [&] { return ::open(folder_.path.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, owner_only); });
   if (file_.fd != -1) return;
@@ -93,7 +94,7 @@ void StateFile::open() {
     fail_use("open");
   }
   // A file system without unnamed files: the name goes before anything is written.
-  std::string name = (folder_.path / "tessera-XXXXXX").string();
+  std::string name = folder_.path + "/tessera-XXXXXX";
   file_.fd = while_interrupted([&] { return ::mkostemp(name.data(), O_CLOEXEC); });
   if (file_.fd == -1) fail_use("mkostemp");
   if (::unlink(name.c_str()) == -1) fail_use("unlink");
@@ -108,7 +109,7 @@ void StateFile::reserve() {
     fail(ErrorCode::configuration,
          "the offload folder '{}' has no room for {} of {}: {} bytes are needed and {} available "
          "({}); make room, choose another folder, or offload less",
-         folder_.path.string(), what_, folder_.owner, bytes_, available_bytes(folder_.path),
+         folder_.path, what_, folder_.owner, bytes_, available_bytes(folder_.path),
          describe_errno("posix_fallocate", error));
   }
   errno = error;
@@ -190,7 +191,7 @@ std::size_t StateFile::whole_blocks(std::size_t done, std::size_t wanted) const 
   if (!direct_ || done == wanted) return done;
   TESSERA_CHECK(done >= alignment, ErrorCode::runtime,
                 "{} of {}: '{}' transferred {} bytes where it was to transfer {}", what_,
-                folder_.owner, folder_.path.string(), done, wanted);
+                folder_.owner, folder_.path, done, wanted);
   return done / alignment * alignment;
 }
 
@@ -202,7 +203,7 @@ void StateFile::read_blocks(std::uint64_t offset, std::byte* data, std::size_t b
         [&] { return ::pread(file_.fd, data, bytes, static_cast<off_t>(offset)); });
     if (got == -1) fail_transfer("read", offset, "pread");
     TESSERA_CHECK(got > 0, ErrorCode::runtime, "{} of {}: the file in '{}' ends at byte {}", what_,
-                  folder_.owner, folder_.path.string(), offset);
+                  folder_.owner, folder_.path, offset);
     const std::size_t done = whole_blocks(static_cast<std::size_t>(got), bytes);
     offset += done;
     data += done;
@@ -219,7 +220,7 @@ void StateFile::write_blocks(std::uint64_t offset, const std::byte* data, std::s
         [&] { return ::pwrite(file_.fd, data, bytes, static_cast<off_t>(offset)); });
     if (put == -1) fail_transfer("write", offset, "pwrite");
     TESSERA_CHECK(put > 0, ErrorCode::runtime, "{} of {}: '{}' took none of the bytes at {}", what_,
-                  folder_.owner, folder_.path.string(), offset);
+                  folder_.owner, folder_.path, offset);
     const std::size_t done = whole_blocks(static_cast<std::size_t>(put), bytes);
     offset += done;
     data += done;
@@ -265,14 +266,14 @@ void StateFile::fail_use(const char* call) const {
   fail(ErrorCode::configuration,
        "the offload folder '{}' cannot hold {} of {}: {}; choose a folder on a disk of this host "
        "that this user may write",
-       folder_.path.string(), what_, folder_.owner, describe_errno(call, errno));
+       folder_.path, what_, folder_.owner, describe_errno(call, errno));
 }
 
 void StateFile::fail_transfer(const char* action, std::uint64_t offset, const char* call) const {
   fail(ErrorCode::runtime,
        "cannot {} byte {} of {} of {} in the offload folder '{}': {}; resume from the last "
        "checkpoint with another folder",
-       action, offset, what_, folder_.owner, folder_.path.string(), describe_errno(call, errno));
+       action, offset, what_, folder_.owner, folder_.path, describe_errno(call, errno));
 }
 
 }  // namespace tessera

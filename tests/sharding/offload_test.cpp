@@ -176,7 +176,7 @@ BufferPlan plan_of(const Context& context, const ShardingOptions& options) {
     layouts.push_back(unit.layout(shards_of(options, context.world_size())));
   for (std::size_t i = 0; i < expected.size(); ++i)
     units.push_back({expected[i].name, &layouts[i]});
-  return buffer_plan(units, options, {.size = context.world_size(), .rank = context.rank()});
+  return buffer_plan(units, options, {.size = context.world_size()});
 }
 
 TEST(Offload, FilesAreNoMemory) {
