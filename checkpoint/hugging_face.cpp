@@ -131,10 +131,14 @@ void read_pieces(LogicalTensor& tensor, const SafetensorsFile& file, const Tenso
   const DType stored = *entry.stored->dtype;
   for (const Piece& piece : tensor.pieces) {
     const std::uint64_t first = static_cast<std::uint64_t>(piece.first) * size_of(stored);
-    staging.load(piece.data, piece.device, piece.count, stored, tensor.dtype,
-                 [&](std::uint64_t offset, void* data, std::size_t bytes) {
-                   file.read(entry, first + offset, data, bytes);
-                 });
+    const auto get = [&](std::uint64_t offset, void* data, std::size_t bytes) {
+      file.read(entry, first + offset, data, bytes);
+    };
+    if (piece.file) {
+      staging.load(piece.file, piece.count, stored, tensor.dtype, get);
+    } else {
+      staging.load(piece.data, piece.device, piece.count, stored, tensor.dtype, get);
+    }
   }
 }
 

@@ -29,6 +29,7 @@ struct PlannedRead {
   DType file_dtype = DType::float32;
   DType memory_dtype = DType::float32;
   Device device = Device::cpu();  // of out
+  FilePlace in_file = {};         // instead of out
 };
 using ReadsByFile = std::map<std::string, std::vector<PlannedRead>>;
 
@@ -73,10 +74,16 @@ void plan_reads(const std::vector<LogicalTensor>& wanted, const Catalogue& store
         const std::int64_t begin = std::max(piece.first, extent.first);
         const std::int64_t end = std::min(piece.first + piece.count, extent.first + extent.count);
         if (begin >= end) continue;
-        std::byte* out =
-            piece.data + static_cast<std::size_t>(begin - piece.first) * size_of(tensor.dtype);
-        reads[extent.file].push_back({&extent, begin - extent.first, end - begin, out,
-                                      *found.stored->dtype, tensor.dtype, piece.device});
+        const auto skipped = static_cast<std::size_t>(begin - piece.first) * size_of(tensor.dtype);
+        std::byte* out = piece.file ? nullptr : piece.data + skipped;
+        reads[extent.file].push_back({&extent,
+                                      begin - extent.first,
+                                      end - begin,
+                                      out,
+                                      *found.stored->dtype,
+                                      tensor.dtype,
+                                      piece.device,
+                                      {piece.file.file, piece.file.offset + skipped}});
       }
     }
   }
@@ -104,10 +111,14 @@ void execute(const fs::path& folder, const Manifest& manifest, ReadsByFile& read
     for (const auto& planned : ordered) {
       const std::uint64_t begin = planned.first;
       const PlannedRead& read = planned.second;
-      staging.load(read.out, read.device, read.count, read.file_dtype, read.memory_dtype,
-                   [&](std::uint64_t offset, void* data, std::size_t bytes) {
-                     tensors.file().read(begin + offset, data, bytes);
-                   });
+      const auto get = [&](std::uint64_t offset, void* data, std::size_t bytes) {
+        tensors.file().read(begin + offset, data, bytes);
+      };
+      if (read.in_file) {
+        staging.load(read.in_file, read.count, read.file_dtype, read.memory_dtype, get);
+      } else {
+        staging.load(read.out, read.device, read.count, read.file_dtype, read.memory_dtype, get);
+      }
     }
   }
 }

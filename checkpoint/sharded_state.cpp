@@ -15,11 +15,15 @@ LogicalTensor logical(const std::string& name, const ShardedParameter& parameter
   tensor.shape.assign(parameter.shape.sizes().begin(), parameter.shape.sizes().end());
   const std::int64_t begin = direction == Direction::save ? parameter.save_first : 0;
   const std::int64_t count = direction == Direction::save ? parameter.save_count : local.elements();
-  if (count > 0) {
-    tensor.pieces.push_back(
-        {parameter.first + begin, count,
-         local.data() + static_cast<std::size_t>(begin) * size_of(local.dtype()), local.device()});
+  if (count == 0) return tensor;
+  const std::size_t skipped = static_cast<std::size_t>(begin) * size_of(local.dtype());
+  Piece piece{parameter.first + begin, count, nullptr, local.device()};
+  if (const FilePlace& place = local.storage()->file()) {
+    piece.file = {place.file, place.offset + local.impl()->offset + skipped};
+  } else {
+    piece.data = local.data() + skipped;
   }
+  tensor.pieces.push_back(piece);
   return tensor;
 }
 

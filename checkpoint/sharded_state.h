@@ -14,7 +14,8 @@ namespace tessera::checkpoint {
 
 // The logical tensors of a model and, unless null, of its optimizer (made from model.parameters()),
 // with the pieces that this rank writes (every element once over all ranks) or reads (all that it
-// holds). Pieces point into the model's and optimizer's memory.
+// holds). Pieces point into the model's and optimizer's memory or, of
+// what is offloaded, into its files.
 enum class Direction : std::uint8_t { save, load };
 State state_of(const ShardedModel& model, optim::Optimizer* optimizer, Direction direction);
 

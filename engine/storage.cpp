@@ -1,7 +1,10 @@
 // Owned and lent memory behind one type.
 #include "engine/storage.h"
 
+#include <sys/mman.h>
+
 #include "engine/memory.h"
+#include "engine/offload/state_file.h"
 #include "kernels/base/error.h"
 
 namespace tessera {
@@ -32,14 +35,34 @@ std::shared_ptr<Storage> Storage::lent(std::size_t bytes, Device device, std::st
   return storage;
 }
 
+std::shared_ptr<Storage> Storage::in_file(const std::shared_ptr<StateFile>& file,
+                                          std::size_t bytes) {
+  auto storage = std::shared_ptr<Storage>(new Storage(bytes, file->folder().device));
+  storage->file_ = {file, file->take(bytes)};
+  return storage;
+}
+
 std::byte* Storage::data() const {
   if (data_ != nullptr) [[likely]]
     return data_;
+  if (file_) {
+    map();
+    return data_;
+  }
   if (on_missing_) {
     on_missing_();
     if (data_ != nullptr) return data_;
   }
   fail_missing();
+}
+
+void Storage::map() const {
+  owned_ = file_.file->map(file_.offset, bytes_);
+  data_ = owned_.get();
+}
+
+void Storage::drop_mapped() const {
+  if (file_ && data_ != nullptr) (void)::madvise(data_, bytes_, MADV_DONTNEED);  // advice
 }
 
 void Storage::fail_missing() const {

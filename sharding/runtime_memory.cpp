@@ -39,7 +39,10 @@ void Runtime::allocate(const PlannedBuffer& planned) {
   UnitState& state = states_[index];
   for (int i = 0; i < planned.count; ++i) {
     switch (planned.use) {
-      case BufferUse::masters:  // with the unit
+      case BufferUse::masters:        // with the unit
+      case BufferUse::master_window:  // with the files
+      case BufferUse::gradient_window:
+      case BufferUse::reduced_gradient:
         break;
       case BufferUse::gradient_shard:
         (void)units_[index]->gradient_shard();

@@ -12,6 +12,7 @@
 #include "sharding/comm/communicator.h"
 #include "sharding/layout.h"
 #include "sharding/module_tree.h"
+#include "sharding/offload_files.h"
 
 namespace tessera {
 
@@ -20,8 +21,9 @@ class Unit {
   // Takes the modules' parameters: fills the master shard with this shard's part of their values
   // (or draws it, for `meta` parameters) and puts views of a lent storage in their place. Master
   // shard and views lie on `device`, wherever the parameters did.
+  // What is offloaded lies in `files`, which live longer.
   Unit(std::string name, int index, const std::vector<OwnedParameter>& parameters,
-       const std::vector<ParameterSpec>& specs, int shards, int shard, Device device);
+       const std::vector<ParameterSpec>& specs, int shards, int shard, const OffloadFiles& files);
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;
 
@@ -40,10 +42,9 @@ class Unit {
     return optimizer_segments_;
   }
   [[nodiscard]] const std::vector<Tensor>& views() const { return views_; }
-  [[nodiscard]] std::size_t master_bytes() const { return master_memory_.bytes(); }
-  [[nodiscard]] std::size_t gradient_bytes() const {
-    return gradient_shard_ ? gradient_shard_.bytes() : 0;
-  }
+  // Bytes of memory.
+  [[nodiscard]] std::size_t master_bytes() const;
+  [[nodiscard]] std::size_t gradient_bytes() const;
 
   // Whether the master shard itself serves as the gathered parameters: never gathered.
   [[nodiscard]] bool computes_on_master() const { return computes_on_master_; }
@@ -79,9 +80,19 @@ class Unit {
   // Whether the shard holds gradients since the last zero_grad.
   [[nodiscard]] bool gradient_is_set() const;
   void mark_gradient_set();
-  // Before more is added: what zero_grad has dropped of single parameters is zeroed, and a factor
-  // that concerns only what is there is multiplied in.
-  void prepare_to_accumulate();
+  // Before more is added, by the thread that owns the unit: what zero_grad has dropped of single
+  // parameters is zeroed, and a factor that concerns only what is there is multiplied in. Of a
+  // shard in a file that is left to open_gradient().
+  struct Carried {
+    bool is_set = false;
+    float factor = 1.0f;
+    std::vector<ElementRange> dropped;  // of the local gradient
+  };
+  [[nodiscard]] Carried prepare_to_accumulate();
+  // Around a reduction, by the thread that does it: where the shard's sums are, and when they are
+  // there.
+  [[nodiscard]] std::byte* open_gradient(const Carried& carried) const;
+  void close_gradient() const;
   // Clipping: multiplies what the shard holds, when it is read.
   void scale_gradient(float factor);
   // Elements of the local gradient, and the part that each trainable segment takes there.
@@ -95,13 +106,18 @@ class Unit {
 
  private:
   void create_masters();
-  void fill_master(const std::vector<OwnedParameter>& parameters);
+  void fill_masters(const std::vector<OwnedParameter>& parameters);
+  void fill_range(const std::vector<OwnedParameter>& parameters, int segment, ElementRange range,
+                  std::byte* out) const;
   void create_local_tensors();
+  void write_part(std::size_t segment_index, const std::byte* in, std::int64_t count,
+                  std::byte* out) const;
 
   std::string name_;
   int index_;
   UnitLayout layout_;
   int shard_;
+  const OffloadFiles& files_;
   Device device_;
   bool computes_on_master_ = false;
   Tensor master_memory_;
