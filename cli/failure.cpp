@@ -67,8 +67,9 @@ bool send_to_launcher(const Failure& failure) {
   const auto replace = nlohmann::json::error_handler_t::replace;
   std::string line = object.dump(-1, ' ', false, replace);
   while (line.size() >= PIPE_BUF) {
-    object["message"] =
-        failure.message.substr(0, object["message"].get<std::string>().size() / 2) + "...";
+    const std::size_t length = object["message"].get<std::string>().size();
+    const std::size_t excess = line.size() - PIPE_BUF + 4;  // with the dots, or more: escapes
+    object["message"] = failure.message.substr(0, length - std::min(length, excess)) + "...";
     line = object.dump(-1, ' ', false, replace);
   }
   line += '\n';

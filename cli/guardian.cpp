@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <thread>
 
 #include "kernels/base/error.h"
 
@@ -46,7 +47,7 @@ namespace {
 
 }  // namespace
 
-Guardian::Guardian() {
+Guardian::Guardian(std::chrono::milliseconds patience) : patience_(patience) {
   int ends[2];
   TESSERA_SYSTEM(::pipe2(ends, O_CLOEXEC));
   pid_ = ::fork();
@@ -57,15 +58,27 @@ Guardian::Guardian() {
   const int error = errno;
   ::close(ends[0]);
   pipe_ = ends[1];
+  ::fcntl(pipe_, F_SETFL, O_NONBLOCK);
   if (pid_ < 0) ::close(pipe_);
   TESSERA_CHECK(pid_ > 0, ErrorCode::runtime, "{}", describe_errno("fork", error));
 }
 
+// A guardian that was stopped does not see the pipe's end. The launcher's own destructors have
+// ended the ranks by now, so that nothing is lost with it.
 Guardian::~Guardian() {
   ::close(pipe_);
-  ::waitpid(pid_, nullptr, 0);
+  constexpr std::chrono::milliseconds pause{5};
+  for (auto waited = pause; ::waitpid(pid_, nullptr, WNOHANG) == 0; waited += pause) {
+    if (waited >= patience_) {
+      ::kill(pid_, SIGKILL);
+      ::waitpid(pid_, nullptr, 0);
+      return;
+    }
+    std::this_thread::sleep_for(pause);
+  }
 }
 
+// The launcher's end of the pipe does not block: a guardian that takes nothing must not hold it up.
 void Guardian::tell(pid_t message) noexcept {
   // When the guardian itself was killed, the kernel's parent-death signal still covers the ranks.
   [[maybe_unused]] const ssize_t written = ::write(pipe_, &message, sizeof message);

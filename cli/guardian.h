@@ -5,11 +5,14 @@
 
 #include <sys/types.h>
 
+#include <chrono>
+
 namespace tessera::cli {
 
 class Guardian {
  public:
-  Guardian();
+  // One that does not move for `patience` is not waited for.
+  explicit Guardian(std::chrono::milliseconds patience);
   ~Guardian();  // lets it go; it kills what is still watched
   Guardian(const Guardian&) = delete;
   Guardian& operator=(const Guardian&) = delete;
@@ -21,6 +24,7 @@ class Guardian {
  private:
   void tell(pid_t message) noexcept;
 
+  std::chrono::milliseconds patience_;
   pid_t pid_ = -1;
   int pipe_ = -1;
 };

@@ -19,6 +19,7 @@
 #include "cli/guardian.h"
 #include "cli/rank_process.h"
 #include "kernels/base/error.h"
+#include "sharding/comm/timeout.h"
 
 namespace tessera::cli {
 namespace {
@@ -299,7 +300,7 @@ int launch(const LaunchOptions& options) {
     named.run_id =
         fmt::format("tessera-{}-{}", ::getpid(), Clock::now().time_since_epoch().count());
   }
-  Guardian guardian;
+  Guardian guardian(comm::standstill_timeout());
   SignalQueue signals;
   for (int restart = 0;; ++restart) {
     const Outcome outcome = Attempt(named, restart, signals, guardian).run();

@@ -98,6 +98,8 @@ enum class Activity : std::uint8_t {
   worker_ends,
   rank_waits,  // the rank's own thread waits for such work
   rank_goes_on,
+  outside_wait_begins,  // any thread waits for something outside of the job
+  outside_wait_ends,
 };
 
 class Communicator {
@@ -179,9 +181,11 @@ class Communicator {
 
   // Lets a standstill be told from work: when every rank waits for another in some call and none
   // has moved for ConnectOptions::standstill_timeout, all of them throw Error(rank_failed) with the
-  // calls that they wait in. A rank stands still when its own thread (the one that connected, or
-  // that run_local started) and all of its workers wait. Threads that do not tell are not counted:
-  // no rank may depend, for that long, on what only such a thread will do.
+  // calls that they wait in. A rank waits for others when its own thread (the one that connected,
+  // or that run_local started) and all of its workers do. Threads that do not tell are not counted:
+  // no rank may depend, for that long, on what only such a thread will do. A rank that others wait
+  // for, that waits for nobody itself, and whose process was stopped or whose threads do not move
+  // (thread_activity.h) is named as soon.
   virtual void note(Activity) noexcept {}
 };
 
@@ -208,6 +212,21 @@ class RankWaits {
   ~RankWaits() { communicator_.note(Activity::rank_goes_on); }
   RankWaits(const RankWaits&) = delete;
   RankWaits& operator=(const RankWaits&) = delete;
+
+ private:
+  Communicator& communicator_;
+};
+
+// The rank waits for something outside of the job, and others may wait for it longer than
+// ConnectOptions::standstill_timeout: a download that pauses, a process that it started.
+class OutsideWait {
+ public:
+  explicit OutsideWait(Communicator& communicator) : communicator_(communicator) {
+    communicator_.note(Activity::outside_wait_begins);
+  }
+  ~OutsideWait() { communicator_.note(Activity::outside_wait_ends); }
+  OutsideWait(const OutsideWait&) = delete;
+  OutsideWait& operator=(const OutsideWait&) = delete;
 
  private:
   Communicator& communicator_;

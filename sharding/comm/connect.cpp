@@ -103,6 +103,7 @@ std::shared_ptr<Communicator> connect(const World& world, const ConnectOptions& 
   const std::shared_ptr<std::byte> memory = map_block(handles.memory.get(), world.size);
   auto* block = reinterpret_cast<JobBlock*>(memory.get());
   std::shared_ptr<Arena> arena = make_file_arena(handles.memory.release(), block->next_free);
+  const std::chrono::milliseconds standstill = standstill_timeout(options);
   const auto job = std::make_shared<Job>(
       Job::Parts{.rank = world.rank,
                  .backend = "shm",
@@ -111,7 +112,8 @@ std::shared_ptr<Communicator> connect(const World& world, const ConnectOptions& 
                  .arena = std::move(arena),
                  .watch = std::make_unique<ProcessWatch>(std::move(handles.processes)),
                  .timeout = collective_timeout(options),
-                 .standstill_timeout = options.standstill_timeout});
+                 .standstill_timeout = standstill,
+                 .pulse = block->start_pulse(standstill)});
   return make_world(job, block->world_group);
 }
 

@@ -12,8 +12,6 @@
 namespace tessera::comm {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // A sleeper looks after its peers this often; a wake comes at once.
 constexpr std::chrono::milliseconds watch_interval{20};
 // How long a rank that is leaving by an exception has to say why before its peers give up without
@@ -34,18 +32,6 @@ std::unique_ptr<Segment> map_block(const std::shared_ptr<Arena>& arena, std::uin
   return std::make_unique<Segment>(arena, where, bytes, arena->map(where, bytes));
 }
 
-// A thread that waits for other ranks, for the rank's standstill watch.
-class Waits {
- public:
-  explicit Waits(StandstillWatch& watch) : watch_(watch) { watch_.begin_wait(); }
-  ~Waits() { watch_.end_wait(); }
-  Waits(const Waits&) = delete;
-  Waits& operator=(const Waits&) = delete;
-
- private:
-  StandstillWatch& watch_;
-};
-
 }  // namespace
 
 std::size_t GroupBlock::bytes_for(int size) {
@@ -64,6 +50,7 @@ Group::Group(std::shared_ptr<Job> job, std::uint64_t where, std::vector<int> mem
              std::string name)
     : job_(std::move(job)),
       segment_(map_block(job_->arena(), where, static_cast<int>(members.size()))),
+      where_(where),
       members_(std::move(members)),
       name_(std::move(name)) {
   if (const auto& parts = job_->device_parts()) points_ = parts->points_of_group(where, size());
@@ -101,6 +88,7 @@ void Group::meet(const Call& call, std::string_view message_part, std::uint64_t 
   GroupRank& own = place(rank_);
   own.posts[round & 1] = {.call = call, .message_bytes = message_bytes};
   message_part.copy(mailbox_of(rank_, round), message_part.size());
+  if (call.part == 0) job_->note({where_, round, name_, call});
   own.arrived.store(round);
   const auto awaited = [this, round](int rank) { return place(rank).arrived.load() < round; };
   // The last one to arrive wakes the others: somebody sees all of the arrivals, since they have one
@@ -150,8 +138,8 @@ void Group::check(const Call& call) const {
 
 // What a wait remembers between two looks at its peers.
 struct Group::Watch {
-  Clock::time_point begin = Clock::now();
-  std::optional<Clock::time_point> unwinding_since;
+  RunningClock clock{std::chrono::milliseconds(100)};  // from the wait's begin
+  std::optional<std::chrono::nanoseconds> unwinding_since;
 };
 
 void Group::wait(const Call& call, const std::function<bool(int)>& awaited) {
@@ -166,7 +154,7 @@ void Group::wait(const Call& call, const std::function<bool(int)>& awaited) {
     if (!pause.pause()) break;
   }
   const bool between_processes = job_->arena()->between_processes();
-  const Waits waits(job_->standstill());
+  const WaitOfThread waits(job_->standstill());
   Watch watch;
   while (!block().wait_point.sleep(between_processes, watch_interval, done)) {
     check(call);
@@ -205,7 +193,7 @@ void Group::look_after_peers(const Call& call, const std::function<bool(int)>& a
             "{} has finished with '{}' and will not come; every rank must make the same calls",
             names_of(gone), name_));
   }
-  const auto now = Clock::now();
+  const auto now = watch.clock.look();
   if (!unwound.empty()) {
     if (!watch.unwinding_since) watch.unwinding_since = now;
     if (now - *watch.unwinding_since > reason_grace) {
@@ -213,10 +201,16 @@ void Group::look_after_peers(const Call& call, const std::function<bool(int)>& a
                 fmt::format("{} left '{}' because of an exception", names_of(unwound), name_));
     }
   }
+  std::string stopped;
+  for (const int rank : missing) {
+    const auto why = job_->look_for_stop(members_[static_cast<std::size_t>(rank)], now);
+    if (why) stopped += (stopped.empty() ? "" : "; and ") + *why;
+  }
+  if (!stopped.empty()) fail_with(call, stopped);
   if (const auto standstill = job_->look_for_standstill(describe_here(call))) {
     fail_with(call, *standstill);
   }
-  if (!missing.empty() && now - watch.begin > job_->timeout()) {
+  if (!missing.empty() && now > job_->timeout()) {
     std::string last;
     if (call.op != Op::acquire &&
         round_ > 1) {  // the ranks agreed on it: this rank's is everybody's
@@ -225,16 +219,18 @@ void Group::look_after_peers(const Call& call, const std::function<bool(int)>& a
     }
     fail_with(
         call,
-        fmt::format(
-            "{} did not come to {} within {:.1f} s (TESSERA_COMM_TIMEOUT): it hangs, or waits "
-            "for something else{}",
-            names_of(missing), describe(call),
-            std::chrono::duration<double>(job_->timeout()).count(), last));
+        fmt::format("{} did not come to {} within {:.1f} s (TESSERA_COMM_TIMEOUT): it works for "
+                    "longer than that, or waits for something else{}",
+                    names_of(missing), describe(call),
+                    std::chrono::duration<double>(job_->timeout()).count(), last));
   }
 }
 
 void Group::fail_with(const Call& call, std::string_view cause) const {
-  job_->record_failure(cause);
+  if (!job_->failed()) {
+    const std::string histories = job_->describe_histories();
+    job_->record_failure(fmt::format("{}{}{}", cause, histories.empty() ? "" : "; ", histories));
+  }
   throw_failure(*job_, describe_here(call));
 }
 

@@ -103,6 +103,7 @@ class Group {
   std::shared_ptr<Job> job_;
   std::unique_ptr<Segment> segment_;
   std::shared_ptr<RoundPoints> points_;  // null on the CPU; goes before the segment that names it
+  std::uint64_t where_;
   std::vector<int> members_;
   std::string name_;
   int rank_ = -1;

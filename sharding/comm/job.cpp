@@ -22,14 +22,24 @@ JobBlock* JobBlock::create(std::byte* memory, int size) {
   return block;
 }
 
+std::shared_ptr<Pulse> JobBlock::start_pulse(std::chrono::milliseconds limit) {
+  if (size < 2) return nullptr;
+  std::vector<RankPulse*> pulses;
+  for (int index = 0; index < size; ++index) pulses.push_back(&rank(index).pulse);
+  return std::make_shared<Pulse>(std::move(pulses), limit);
+}
+
 Job::Job(Parts parts)
     : parts_(std::move(parts)),
       may_spin_(sysconf(_SC_NPROCESSORS_ONLN) >= parts_.block->size),
-      standstill_(parts_.standstill_timeout) {}
+      standstill_(parts_.standstill_timeout) {
+  if (parts_.pulse) parts_.pulse->begin(parts_.rank, standstill_);
+}
 
 // A rank that ends by an exception has not left in good order: to the others it is dead when its
 // process ends.
 Job::~Job() {
+  if (parts_.pulse) parts_.pulse->end(parts_.rank);
   if (std::uncaught_exceptions() == 0) leave();
 }
 
@@ -64,7 +74,7 @@ std::string Job::describe_standstill() const {
   std::map<std::string, std::string> ranks_by_calls;
   for (int rank = 0; rank < size(); ++rank) {
     if (has_left(rank)) continue;
-    std::string& ranks = ranks_by_calls[parts_.block->rank(rank).standing.get_calls()];
+    std::string& ranks = ranks_by_calls[parts_.block->rank(rank).standing.calls.get()];
     ranks += (ranks.empty() ? "" : ", ") + name_of_rank(rank);
   }
   std::string who;
@@ -75,6 +85,45 @@ std::string Job::describe_standstill() const {
       "all ranks wait for one another, and none has moved for {:.1f} s: {}; every rank must make "
       "the same calls in the same order",
       std::chrono::duration<double>(standstill_.limit()).count(), who);
+}
+
+std::optional<std::string> Job::look_for_stop(int rank, std::chrono::nanoseconds waited) const {
+  if (parts_.pulse == nullptr) return std::nullopt;
+  const JobRank& it = parts_.block->rank(rank);
+  const std::chrono::milliseconds limit = standstill_.limit();
+  const double seconds = std::chrono::duration<double>(limit).count();
+  if (parts_.pulse->silence_of(rank) >= limit) {
+    const char state = process_state(it.pid);
+    return fmt::format(
+        "{} has given no sign of life for {:.1f} s{}; {}; find out who stopped it, and start the "
+        "job again (TESSERA_STANDSTILL_TIMEOUT=SECONDS waits longer)",
+        name_of_rank(rank), seconds,
+        state == 'T'   ? ": its process was stopped by a signal (SIGSTOP)"
+        : state == 'D' ? ": its process hangs in the kernel"
+                       : ": its process was stopped or gets no processor time",
+        describe_last_call(rank));
+  }
+  if (it.pulse.still.load() < limit.count() || waited < limit) return std::nullopt;
+  return fmt::format(
+      "{} has stood still for {:.1f} s: none of its threads computes or waits for a disk, and its "
+      "own thread {}; {}; see where it stands (gdb -p {}), or, when it waits for something outside "
+      "of the job, say so (OutsideWait) or wait longer (TESSERA_STANDSTILL_TIMEOUT=SECONDS)",
+      name_of_rank(rank), seconds, it.pulse.wait.get(), describe_last_call(rank), it.pid);
+}
+
+std::string Job::describe_last_call(int rank) const {
+  const std::vector<HistoryEntry> entries = parts_.block->rank(rank).history.get();
+  if (entries.empty()) return "it has made no call yet";
+  const HistoryEntry& last = entries.back();
+  return fmt::format("its last call was {} on '{}'", describe(last.call), last.channel_name.data());
+}
+
+std::string Job::describe_histories() const {
+  std::vector<RankHistory> histories;
+  for (int rank = 0; rank < size(); ++rank) {
+    histories.push_back({rank, parts_.block->rank(rank).history.get()});
+  }
+  return comm::describe_histories(histories);
 }
 
 void Job::record_failure(std::string_view text) noexcept {

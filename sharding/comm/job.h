@@ -14,6 +14,8 @@
 #include "engine/device.h"
 #include "sharding/comm/arena.h"
 #include "sharding/comm/held_memory.h"
+#include "sharding/comm/history.h"
+#include "sharding/comm/pulse.h"
 #include "sharding/comm/standstill.h"
 
 namespace tessera::comm {
@@ -26,13 +28,15 @@ struct FailureRecord {
   enum State : std::uint32_t { none, being_written, written };
   std::atomic<std::uint32_t> state{none};
   std::int32_t recorded_by = -1;
-  char text[2040]{};
+  char text[16376]{};
 };
 
 struct alignas(64) JobRank {
   std::atomic<std::uint32_t> left{0};  // it has ended in good order
   std::int32_t pid = 0;
   StandingRank standing;
+  RankPulse pulse;
+  History history;
 };
 
 // The job's memory that all ranks see, followed by a JobRank for each.
@@ -49,6 +53,8 @@ struct alignas(64) JobBlock {
   }
   // Builds the block of a job of `size` ranks in zeroed memory.
   static JobBlock* create(std::byte* memory, int size);
+  // Beats for the ranks of a process; null for a job of one rank.
+  [[nodiscard]] std::shared_ptr<Pulse> start_pulse(std::chrono::milliseconds limit);
 };
 
 // How a rank notices that another one is dead. Ranks that are threads cannot die alone.
@@ -72,6 +78,7 @@ class Job {
     std::chrono::milliseconds timeout{0};
     std::chrono::milliseconds standstill_timeout{0};
     std::shared_ptr<DeviceParts> device_parts{};  // of ranks that share a GPU; none: on the CPU
+    std::shared_ptr<Pulse> pulse{};               // of this process; none: it is the only rank
   };
 
   explicit Job(Parts parts);
@@ -108,6 +115,13 @@ class Job {
   // Called now and then by a thread that waits in `call`. When all ranks wait for one another and
   // none moves: who waits in what.
   [[nodiscard]] std::optional<std::string> look_for_standstill(std::string_view call);
+  // The same for one rank that this one has waited for, for so long: why it will not come, when its
+  // process was stopped or it does not move.
+  [[nodiscard]] std::optional<std::string> look_for_stop(int rank,
+                                                         std::chrono::nanoseconds waited) const;
+  // This rank enters a round of a channel.
+  void note(const HistoryEntry& entry) { parts_.block->rank(parts_.rank).history.add(entry); }
+  [[nodiscard]] std::string describe_histories() const;
 
   [[nodiscard]] bool failed() const {
     return parts_.block->failure.state.load(std::memory_order_acquire) != FailureRecord::none;
@@ -120,6 +134,7 @@ class Job {
 
  private:
   [[nodiscard]] std::string describe_standstill() const;
+  [[nodiscard]] std::string describe_last_call(int rank) const;
 
   Parts parts_;
   bool may_spin_;

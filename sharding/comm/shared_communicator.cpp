@@ -220,17 +220,7 @@ void SharedCommunicator::abort(std::string_view reason) noexcept {
 }
 
 void SharedCommunicator::note(Activity activity) noexcept {
-  StandstillWatch& watch = group_->job()->standstill();
-  switch (activity) {
-    case Activity::worker_begins:
-      return watch.begin_worker();
-    case Activity::worker_ends:
-      return watch.end_worker();
-    case Activity::rank_waits:
-      return watch.begin_wait();
-    case Activity::rank_goes_on:
-      return watch.end_wait();
-  }
+  group_->job()->standstill().note(activity);
 }
 
 }  // namespace tessera::comm

@@ -15,7 +15,7 @@ namespace tessera::comm {
 SingleProcess::SingleProcess(int ranks, const ConnectOptions& options)
     : arena_(make_anonymous_arena()),
       timeout_(collective_timeout(options)),
-      standstill_timeout_(options.standstill_timeout) {
+      standstill_timeout_(standstill_timeout(options)) {
   require_device(options.device);
   if (options.device.type != DeviceType::cpu) {
     device_parts_ = std::make_shared<DeviceParts>(options.device);
@@ -29,6 +29,7 @@ SingleProcess::SingleProcess(int ranks, const ConnectOptions& options)
   block_ = JobBlock::create(memory_.get(), ranks);
   for (int rank = 0; rank < ranks; ++rank) block_->rank(rank).pid = getpid();
   block_->world_group = Group::reserve_block(*arena_, ranks);
+  pulse_ = block_->start_pulse(standstill_timeout_);
 }
 
 std::shared_ptr<Job> SingleProcess::job_of(int rank) const {
@@ -40,7 +41,8 @@ std::shared_ptr<Job> SingleProcess::job_of(int rank) const {
                                           .watch = nullptr,
                                           .timeout = timeout_,
                                           .standstill_timeout = standstill_timeout_,
-                                          .device_parts = device_parts_});
+                                          .device_parts = device_parts_,
+                                          .pulse = pulse_});
 }
 
 std::shared_ptr<Communicator> SingleProcess::world_of(const std::shared_ptr<Job>& job) const {

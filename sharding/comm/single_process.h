@@ -26,6 +26,7 @@ class SingleProcess {
   std::chrono::milliseconds timeout_;
   std::chrono::milliseconds standstill_timeout_;
   std::shared_ptr<DeviceParts> device_parts_;
+  std::shared_ptr<Pulse> pulse_;
 };
 
 // The communicator of all ranks of a job whose block names the group's place. Called on the rank's

@@ -1,6 +1,8 @@
 // Counting the threads of a rank that could move, and the time in which none could.
 #include "sharding/comm/standstill.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 
 namespace tessera::comm {
@@ -25,20 +27,35 @@ thread_local Worker this_worker;
 
 }  // namespace
 
-void StandingRank::set_calls(std::string_view text) {
-  text = text.substr(0, calls.size() - 1);
-  for (std::size_t i = 0; i < text.size(); ++i) calls[i].store(text[i], std::memory_order_relaxed);
-  calls[text.size()].store('\0', std::memory_order_relaxed);
+void StandstillWatch::set_own_thread() {
+  own_thread_ = std::this_thread::get_id();
+  const std::lock_guard lock(mutex_);
+  own_thread_number_ = gettid();
 }
 
-std::string StandingRank::get_calls() const {
-  std::string text;
-  for (const std::atomic<char>& character : calls) {
-    const char value = character.load(std::memory_order_relaxed);
-    if (value == '\0') break;
-    text += value;
+StandstillWatch::Threads StandstillWatch::threads() const {
+  const std::lock_guard lock(mutex_);
+  return {.own = own_thread_number_,
+          .workers = workers_,
+          .wait_for_others = at_work_.load() == 0 && !calls_.empty(),
+          .wait_outside = outside_.load() > 0};
+}
+
+void StandstillWatch::note(Activity activity) {
+  switch (activity) {
+    case Activity::worker_begins:
+      return begin_worker();
+    case Activity::worker_ends:
+      return end_worker();
+    case Activity::rank_waits:
+      return begin_wait();
+    case Activity::rank_goes_on:
+      return end_wait();
+    case Activity::outside_wait_begins:
+      return begin_outside();
+    case Activity::outside_wait_ends:
+      return end_outside();
   }
-  return text;
 }
 
 int* StandstillWatch::depth_of_this_thread() {
@@ -50,6 +67,10 @@ int* StandstillWatch::depth_of_this_thread() {
 void StandstillWatch::begin_worker() {
   if (std::this_thread::get_id() == own_thread_) return;
   this_worker = {this, 0};
+  {
+    const std::lock_guard lock(mutex_);
+    workers_.insert(gettid());
+  }
   moves_.fetch_add(1);
   at_work_.fetch_add(1);
 }
@@ -57,6 +78,10 @@ void StandstillWatch::begin_worker() {
 void StandstillWatch::end_worker() {
   if (std::this_thread::get_id() == own_thread_) return;
   this_worker = {};
+  {
+    const std::lock_guard lock(mutex_);
+    workers_.erase(gettid());
+  }
   moves_.fetch_add(1);
   at_work_.fetch_sub(1);
 }
@@ -78,6 +103,11 @@ void StandstillWatch::end_wait() {
   at_work_.fetch_add(1);
 }
 
+void StandstillWatch::set_call(std::string_view call) {
+  const std::lock_guard lock(mutex_);
+  calls_[std::this_thread::get_id()] = call;
+}
+
 std::string StandstillWatch::describe_calls() const {
   std::string text;
   for (const auto& [thread, call] : calls_) text += (text.empty() ? "" : " and in ") + call;
@@ -95,7 +125,7 @@ bool StandstillWatch::all_stand(std::string_view call, StandingRank& own,
   const bool stands = at_work_.load() == 0 && moves == moves_seen_;
   moves_seen_ = moves;
   stood_ = stands ? stood_ + step : 0;
-  if (stands) own.set_calls(describe_calls());
+  if (stands) own.calls.set(describe_calls());
   own.looked_at.store(now);
   own.stood.store(stood_);
   const std::int64_t limit = limit_.count();

@@ -95,10 +95,23 @@ World world_from_environment() {
   return world;
 }
 
+namespace {
+
+std::chrono::milliseconds seconds_of(const char* name, std::chrono::milliseconds of_options,
+                                     int otherwise) {
+  if (of_options.count() > 0) return of_options;
+  const auto text = variable(name);
+  return std::chrono::seconds(text ? number(name, *text, 1, 1'000'000) : otherwise);
+}
+
+}  // namespace
+
 std::chrono::milliseconds collective_timeout(const ConnectOptions& options) {
-  if (options.collective_timeout.count() > 0) return options.collective_timeout;
-  const auto text = variable("TESSERA_COMM_TIMEOUT");
-  return std::chrono::seconds(text ? number("TESSERA_COMM_TIMEOUT", *text, 1, 1'000'000) : 300);
+  return seconds_of("TESSERA_COMM_TIMEOUT", options.collective_timeout, 300);
+}
+
+std::chrono::milliseconds standstill_timeout(const ConnectOptions& options) {
+  return seconds_of("TESSERA_STANDSTILL_TIMEOUT", options.standstill_timeout, 5);
 }
 
 }  // namespace tessera::comm

@@ -33,8 +33,10 @@ struct ConnectOptions {
   std::chrono::milliseconds rendezvous_timeout{60'000};
   // How long a collective may wait for a peer. Default: TESSERA_COMM_TIMEOUT in seconds, else 300.
   std::chrono::milliseconds collective_timeout{0};
-  // How long all ranks together may wait for one another before they are told so (local, shm).
-  std::chrono::milliseconds standstill_timeout{8'000};
+  // After how long a rank that others wait for, and that does not move, is named (stopped, in a
+  // dead-lock; docs/sharding.md has the rule); the same for ranks that all wait for one another.
+  // Default: TESSERA_STANDSTILL_TIMEOUT in seconds, else 5.
+  std::chrono::milliseconds standstill_timeout{0};
   // Where buffers lie. For a GPU connect() uses NCCL; run_local() lets its ranks share the GPU.
   Device device = Device::cpu();
   // NCCL only: sum in the order of the other backends (all-to-all and our own kernel), so that

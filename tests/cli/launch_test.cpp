@@ -120,6 +120,40 @@ TEST(Launch, NothingOutlivesALauncherThatIsKilledAtAnyMoment) {
   }
 }
 
+// The process of this name that `parent` started; -1 when there is none.
+pid_t child_named(pid_t parent, const std::string& name) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    const std::string stat = read_text(entry.path() / "stat");
+    if (stat.find("(" + name + ") ") == std::string::npos) continue;
+    std::istringstream behind_name(stat.substr(stat.rfind(')') + 1));
+    std::string state;
+    pid_t its_parent = 0;
+    if (behind_name >> state >> its_parent && its_parent == parent) return std::stoi(stat);
+  }
+  return -1;
+}
+
+TEST(Launch, AStoppedGuardianIsNotWaitedForLong) {
+  for (const int code : {0, 3}) {
+    Program program(launch_arguments(2, "sleep 0.5; exit " + std::to_string(code)),
+                    {{"TESSERA_STANDSTILL_TIMEOUT", "1"}});
+    pid_t guardian = -1;
+    ASSERT_TRUE(
+        eventually([&] { return (guardian = child_named(program.pid(), "tessera-guard")) > 0; }));
+    ASSERT_EQ(::kill(guardian, SIGSTOP), 0);
+    EXPECT_EQ(program.wait(seconds(5)), code) << program.err();
+    EXPECT_TRUE(eventually([&] { return ::kill(guardian, 0) != 0; }));
+    ::kill(guardian, SIGKILL);
+  }
+}
+
+TEST(Launch, AWrongStandstillTimeoutIsOneLine) {
+  Program program(launch_arguments(2, "exit 0"), {{"TESSERA_STANDSTILL_TIMEOUT", "soon"}});
+  EXPECT_EQ(program.wait(), 3);
+  EXPECT_EQ(lines_in(program.err()), 1) << program.err();
+  EXPECT_NE(program.err().find("TESSERA_STANDSTILL_TIMEOUT='soon'"), std::string::npos);
+}
+
 TEST(Launch, WhatARankLeavesBehindEndsWithIt) {
   const std::string sleep = own_sleep();
   Program program(launch_arguments(2, sleep + " & exit 0"));

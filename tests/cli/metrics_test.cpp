@@ -11,7 +11,7 @@
 
 #include "cli/progress.h"
 #include "kernels/base/error.h"
-#include "tests/cli/program_testing.h"
+#include "tests/cli/training_testing.h"
 
 namespace tessera::cli {
 namespace {
@@ -106,6 +106,24 @@ TEST(Metrics, OtherFilesAreLeftAlone) {
 
 TEST(Metrics, PeakMemoryIsThisProcesss) {
   EXPECT_GT(peak_resident_bytes(), 1 << 20);
+}
+
+// As torchrun starts ranks: from a process that holds far more than they do.
+TEST(Metrics, PeakMemoryIsNotThatOfTheProcessItWasBefore) {
+  const testing::TrainingFolder folder;
+  std::string arguments;
+  for (const std::string& argument : testing::train_arguments(
+           folder.small() +
+           testing::Settings{{"train.steps", "1"}, {"log.jsonl", folder.path("m.jsonl")}})) {
+    arguments += ", '" + argument + "'";
+  }
+  const std::string program = testing::program_path();
+  const auto ended =
+      testing::run_program({"launch", "--", "python3", "-c",
+                            "import os; held = b'1' * (600 << 20); os.execv('" + program + "', ['" +
+                                program + "'" + arguments + "])"});
+  ASSERT_EQ(ended.code, 0) << ended.err;
+  EXPECT_LT(testing::metrics_in(folder.path("m.jsonl")).front()["peak_bytes"], 500 << 20);
 }
 
 std::string shown(const ProgressOptions& options, std::int64_t steps) {

@@ -3,15 +3,20 @@
 // named.
 #include <gtest/gtest.h>
 
+#include <signal.h>
+
 #include <atomic>
 #include <cmath>
+#include <latch>
 #include <mutex>
 
 #include "cuda/comm_testing.h"
 #include "cuda/nccl_ranks.h"
+#include "sharding/busy.h"
 #include "sharding/comm/control/bootstrap.h"
 #include "sharding/comm/nccl/job.h"
 #include "sharding/comm/world.h"
+#include "support/processes.h"
 
 namespace tessera::testing {
 namespace {
@@ -263,7 +268,7 @@ TEST(Nccl, ARankThatHangsIsNamed) {
                                    const auto buffer =
                                        ranks->allocate("pooled", 256, Sharing::one_copy);
                                    if (ranks->rank() == 1) {
-                                     std::this_thread::sleep_for(std::chrono::seconds(4));
+                                     testing::compute_for(std::chrono::seconds(4));
                                      ranks->barrier();
                                      return;
                                    }
@@ -273,6 +278,84 @@ TEST(Nccl, ARankThatHangsIsNamed) {
                                  },
                                  {.collective_timeout = std::chrono::seconds(2)});
   expect_all_say({failures[0]}, {"rank 1", "all_gather of 'pooled'", "step 7"});
+}
+
+constexpr comm::ConnectOptions soon{.standstill_timeout = std::chrono::milliseconds(800)};
+
+TEST(Nccl, ABlockedRankThatSkipsACollectiveIsNamedSoon) {
+  TESSERA_NEEDS_NCCL(3);
+  std::latch ended(2);
+  const auto failures = run_nccl(
+      3,
+      [&](const Ranks& ranks) {
+        const auto buffer = ranks->allocate("pooled", 384, Sharing::one_copy);
+        if (ranks->rank() == 1) {
+          ended.wait();
+          return;
+        }
+        try {
+          ranks->acquire(*buffer);
+          ranks->all_gather(*buffer, 384, {.step = 7, .unit = 2});
+          ranks->barrier();
+        } catch (const Error&) {
+          ended.count_down();
+          throw;
+        }
+      },
+      soon);
+  expect_all_say({failures[0], failures[2]},
+                 {"rank 1 (pid ", "has stood still for 0.8 s", "its last call was allocate",
+                  "all_gather of 'pooled'", "step 7, unit 2", "rank 0, 2 only: step 7"});
+}
+
+TEST(Nccl, RanksThatWaitForOneAnotherInTwoChannelsAreNamedSoon) {
+  TESSERA_NEEDS_NCCL(2);
+  const auto failures = run_nccl(
+      2,
+      [&](const Ranks& ranks) {
+        const auto other = ranks->duplicate("other");
+        const auto buffer = ranks->allocate("pooled", 256, Sharing::one_copy);
+        if (ranks->rank() == 1) {
+          other->barrier({.step = 8});
+          return;
+        }
+        ranks->acquire(*buffer);
+        ranks->all_gather(*buffer, 256, {.step = 7});
+        current_queue(ranks->device()).synchronize();
+        ranks->barrier({.step = 9});
+      },
+      soon);
+  expect_all_say(failures, {"all ranks wait for one another", "step 7", "step 8", "'other'"});
+}
+
+// In processes of their own: rank 1 stops before NCCL's ranks meet. The stand-in connects threads
+// of one process only, so that they never do.
+TEST(Nccl, AStoppedProcessIsNamedSoon) {
+  TESSERA_NEEDS_NCCL(1);
+  const int port = next_port();
+  Processes processes(3, [port](int rank, std::atomic<int>& progress) {
+    comm::ConnectOptions options = soon;
+    options.device = nccl_device(0);
+    progress = 1;
+    const NcclUnderTest nccl = nccl_under_test(1);
+    comm::World world = world_of(rank, 3, port);
+    world.run_id = "nccl test of stopped processes";  // not named after the process
+    (void)comm::connect_nccl_with(*nccl.functions, world, options);
+  });
+  ASSERT_TRUE(processes.wait_for_progress(1, 1));
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  const auto stopped = std::chrono::steady_clock::now();
+  processes.signal(1, SIGSTOP);
+  std::jthread late([&] {
+    std::this_thread::sleep_for(std::chrono::seconds(3));
+    processes.signal(1, SIGKILL);
+  });
+  const std::vector<Outcome> outcomes = processes.wait(std::chrono::seconds(20));
+  for (const std::size_t rank : {0, 2}) {
+    expect_all_say({outcomes[rank].message},
+                   {"rank 1 (pid ", "has given no sign of life for 0.8 s", "last call"});
+    EXPECT_LT(outcomes[rank].ended - stopped, std::chrono::seconds(3));
+  }
 }
 
 // The end of a collective on a device that fails meanwhile.
@@ -292,7 +375,7 @@ class PointOfAFailingDevice final : public QueuePoint {
 TEST(NcclJob, AFailingDeviceIsToldToEveryRank) {
   constexpr std::chrono::seconds patience{20};
   comm::NcclJob job(
-      comm::control::connect_control_plane(world_of(0, 1, next_port()), patience, patience),
+      comm::control::connect_control_plane(world_of(0, 1, next_port()), {patience, patience}),
       nccl_device(0), patience);
   const comm::Call call(comm::Op::all_gather, {.step = 3});
   job.expect(call, std::make_shared<PointOfAFailingDevice>());

@@ -33,7 +33,8 @@ constexpr const char* known[] = {"RANK",
                                  "SLURM_LOCALID",
                                  "SLURM_NTASKS_PER_NODE",
                                  "SLURM_JOB_ID",
-                                 "TESSERA_COMM_TIMEOUT"};
+                                 "TESSERA_COMM_TIMEOUT",
+                                 "TESSERA_STANDSTILL_TIMEOUT"};
 
 class WorldFromEnvironment : public ::testing::Test {
  protected:
@@ -46,6 +47,7 @@ class WorldFromEnvironment : public ::testing::Test {
     try {
       world(environment);
       collective_timeout({});
+      standstill_timeout();
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::configuration);
       return error.what();
@@ -139,6 +141,18 @@ TEST_F(WorldFromEnvironment, TimeoutOfCollectives) {
             std::chrono::milliseconds(7));
   world({{"TESSERA_COMM_TIMEOUT", "12"}});
   EXPECT_EQ(collective_timeout({}), std::chrono::seconds(12));
+}
+
+TEST_F(WorldFromEnvironment, TimeoutOfRanksThatDoNotMove) {
+  world({});
+  EXPECT_EQ(standstill_timeout(), std::chrono::seconds(5));
+  EXPECT_EQ(standstill_timeout({.standstill_timeout = std::chrono::milliseconds(7)}),
+            std::chrono::milliseconds(7));
+  world({{"TESSERA_STANDSTILL_TIMEOUT", "12"}});
+  EXPECT_EQ(standstill_timeout(), std::chrono::seconds(12));
+  for (const char* wrong : {"soon", "0", "-1", "2.5", "1000001"}) {
+    expect_parts(error({{"TESSERA_STANDSTILL_TIMEOUT", wrong}}), {"TESSERA_STANDSTILL_TIMEOUT="});
+  }
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "kernels/base/error.h"
+#include "sharding/busy.h"
 #include "sharding/comm/control/bootstrap.h"
 #include "sharding/comm/control/mpi_broadcast.h"
 
@@ -37,15 +38,16 @@ World world_of(int rank, int size, int port) {
 using Ranks = std::function<void(ControlGroup&)>;
 
 // Each rank's failure, "" for none.
-std::vector<std::string> run(int size, const Ranks& fn,
-                             std::chrono::milliseconds collective = 60s) {
+std::vector<std::string> run(int size, const Ranks& fn, std::chrono::milliseconds collective = 60s,
+                             std::chrono::milliseconds standstill = 5s) {
   const int port = next_port();
   std::vector<std::string> failures(static_cast<std::size_t>(size));
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        ControlPlane plane = connect_control_plane(world_of(rank, size, port), 30s, collective);
+        ControlPlane plane =
+            connect_control_plane(world_of(rank, size, port), {30s, collective, standstill});
         std::vector<std::int32_t> members;
         for (int member = 0; member < size; ++member) members.push_back(member);
         ControlGroup world(plane.control, members, 1, "world");
@@ -128,7 +130,7 @@ TEST(Control, ARankThatDoesNotComeToACallIsNamed) {
   const auto failures = run(
       2,
       [](ControlGroup& world) {
-        if (world.rank() == 1) std::this_thread::sleep_for(3s);
+        if (world.rank() == 1) testing::compute_for(3s);
         (void)world.exchange(call_of(Op::barrier, 2), {});
       },
       1s);
@@ -150,6 +152,20 @@ TEST(Control, RanksThatWaitForOneAnotherAreNamed) {
   }
 }
 
+// Each rank sends one for every collective.
+TEST(Control, FramesOfCallsAreSmall) {
+  Call call(Op::all_gather, {.step = 3, .unit = 2});
+  call.set_name("a buffer with a name of many characters");
+  SentNames sent;
+  KnownNames known;
+  const std::string first = encode({.call = call, .message = ""}, sent);
+  const std::string later = encode({.call = call, .message = ""}, sent);
+  EXPECT_LE(later.size(), 120u);
+  EXPECT_LT(later.size(), first.size());
+  EXPECT_EQ(decode_post(first, known).call, call);
+  EXPECT_EQ(decode_post(later, known).call, call);
+}
+
 TEST(Control, ADuplicateRankIsRefused) {
   const int port = next_port();
   std::vector<std::string> failures(3);
@@ -158,7 +174,7 @@ TEST(Control, ADuplicateRankIsRefused) {
     threads.emplace_back([&, i] {
       try {
         // Rank 1 comes twice, and rank 2 never: those who came are told so at the deadline.
-        (void)connect_control_plane(world_of(i == 0 ? 0 : 1, 3, port), 2s, 60s);
+        (void)connect_control_plane(world_of(i == 0 ? 0 : 1, 3, port), {2s, 60s});
       } catch (const Error& error) {
         failures[static_cast<std::size_t>(i)] = error.what();
       }
@@ -180,7 +196,7 @@ TEST(Control, ATakenPortIsPassedOver) {
   std::atomic<int> connected = 0;
   for (int rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
-      const ControlPlane plane = connect_control_plane(world_of(rank, 2, port), 30s, 60s);
+      const ControlPlane plane = connect_control_plane(world_of(rank, 2, port), {30s, 60s});
       connected += plane.control != nullptr ? 1 : 0;
     });
   }

@@ -1,7 +1,6 @@
-// Ranks that wait for one another in different channels are told who waits in what; ranks that
-// compute, sleep or were stopped are waited for.
+// Ranks that wait for one another in different channels are told who waits in what; as long as one
+// of them computes they wait.
 #include <gtest/gtest.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "kernels/base/error.h"
+#include "sharding/busy.h"
 #include "sharding/comm/world.h"
 #include "sharding/process_world.h"
 #include "support/expect_parts.h"
@@ -127,7 +127,7 @@ TEST(Standstill, LongWorkIsNone) {
           const WorkerScope scope(*ranks);
           (even ? first : second)->barrier();
         });
-        std::this_thread::sleep_for(1500ms);
+        testing::compute_for(1500ms);
         (even ? second : first)->barrier();
       },
       impatient);
@@ -137,30 +137,10 @@ TEST(Standstill, OneRankThatWorksIsWaitedFor) {
   run_local(
       3,
       [](const Ranks& ranks) {
-        if (ranks->rank() == 1) std::this_thread::sleep_for(1500ms);
+        if (ranks->rank() == 1) testing::compute_for(1500ms);
         ranks->barrier();
       },
       impatient);
-}
-
-// A rank that is stopped inside a wait would go on if it could: what it waits for is there.
-TEST(Standstill, AStoppedRankIsWaitedFor) {
-  Processes processes(2, [](int rank, std::atomic<int>& progress) {
-    const Ranks ranks = connect(world_of_process(rank, 2), impatient);
-    auto other = ranks->duplicate("other");
-    progress = 1;
-    if (rank == 0) std::this_thread::sleep_for(300ms);  // rank 1 sleeps in the barrier by now
-    ranks->barrier({.step = 1});
-    other->barrier({.step = 2});
-  });
-  ASSERT_TRUE(processes.wait_for_progress(1, 1));
-  std::this_thread::sleep_for(100ms);
-  processes.signal(1, SIGSTOP);
-  std::this_thread::sleep_for(2000ms);
-  processes.signal(1, SIGCONT);
-  for (const Outcome& outcome : processes.wait(20s)) {
-    EXPECT_EQ(outcome.exit_code, 0) << outcome.message;
-  }
 }
 
 }  // namespace

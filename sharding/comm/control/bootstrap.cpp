@@ -99,9 +99,8 @@ std::optional<Address> read_address(const std::filesystem::path& path) {
 // Goes through the ports until the job's hub answers at one.
 std::shared_ptr<RankControl> join(const std::function<std::optional<Address>()>& where,
                                   const std::string& place, const World& world,
-                                  std::chrono::milliseconds rendezvous,
-                                  std::chrono::milliseconds collective) {
-  const auto deadline = Clock::now() + rendezvous;
+                                  const Patience& patience) {
+  const auto deadline = Clock::now() + patience.rendezvous;
   std::string last = "nobody listens there";
   do {
     const Address address = where().value_or(Address{});
@@ -109,7 +108,7 @@ std::shared_ptr<RankControl> join(const std::function<std::optional<Address>()>&
       std::optional<FileDescriptor> connection = connect_to(address.host, port);
       if (!connection) continue;
       try {
-        return std::make_shared<RankControl>(std::move(*connection), world, rendezvous, collective);
+        return std::make_shared<RankControl>(std::move(*connection), world, patience);
       } catch (const NotOurHub& other) {
         last = other.what();
       }
@@ -117,13 +116,12 @@ std::shared_ptr<RankControl> join(const std::function<std::optional<Address>()>&
     std::this_thread::sleep_for(pause);
   } while (Clock::now() < deadline);
   fail(ErrorCode::rank_failed, "rank {} did not find rank 0 by {} within {} s: {}", world.rank,
-       place, std::chrono::duration<double>(rendezvous).count(), last);
+       place, std::chrono::duration<double>(patience.rendezvous).count(), last);
 }
 
 }  // namespace
 
-ControlPlane connect_control_plane(const World& world, std::chrono::milliseconds rendezvous,
-                                   std::chrono::milliseconds collective) {
+ControlPlane connect_control_plane(const World& world, const Patience& patience) {
   const char* value = std::getenv("TESSERA_BOOTSTRAP");
   const std::string way = value == nullptr || *value == '\0' ? "tcp" : value;
   constexpr std::string_view file_prefix = "file:";
@@ -139,9 +137,10 @@ ControlPlane connect_control_plane(const World& world, std::chrono::milliseconds
     FileDescriptor listener = listen_near(way == "tcp" ? world.master_port : 0);
     announced = as_text(world, listener.get());
     address = {"127.0.0.1", port_of(listener.get()), 1};
-    plane.hub =
-        std::make_unique<Hub>(std::move(listener), world,
-                              Hub::Options{.rendezvous = rendezvous, .collective = collective});
+    plane.hub = std::make_unique<Hub>(std::move(listener), world,
+                                      Hub::Options{.rendezvous = patience.rendezvous,
+                                                   .collective = patience.collective,
+                                                   .standstill = patience.standstill});
     if (by_file) write_address(path, announced);
   }
   if (way == "mpi") {
@@ -153,7 +152,7 @@ ControlPlane connect_control_plane(const World& world, std::chrono::milliseconds
   };
   const std::string place = by_file ? "the file " + path.string()
                                     : fmt::format("{} port {}", address.host, address.first_port);
-  plane.control = join(where, place, world, rendezvous, collective);
+  plane.control = join(where, place, world, patience);
   if (by_file && world.rank == 0) std::filesystem::remove(path);  // all have come
   return plane;
 }

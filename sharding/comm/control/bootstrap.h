@@ -25,7 +25,6 @@ struct ControlPlane {
 //   mpi            MPI broadcasts them, in programs that mpirun started.
 // Throws Error(rank_failed) naming the ranks that did not come, Error(configuration) for a wrong
 // setting, a duplicate rank, or worlds that differ.
-ControlPlane connect_control_plane(const World& world, std::chrono::milliseconds rendezvous,
-                                   std::chrono::milliseconds collective);
+ControlPlane connect_control_plane(const World& world, const Patience& patience);
 
 }  // namespace tessera::comm::control

@@ -1,14 +1,18 @@
 // A rank's connection to the hub.
 #include "sharding/comm/control/rank_control.h"
 
+#include <fmt/format.h>
+#include <poll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <exception>
 #include <tuple>
+#include <utility>
 
 #include "kernels/base/error.h"
-#include "sharding/comm/control/hub.h"
+#include "sharding/comm/running_clock.h"
 
 namespace tessera::comm::control {
 namespace {
@@ -25,23 +29,35 @@ std::uint64_t mixed(std::uint64_t hash, std::uint64_t value) {
 
 }  // namespace
 
-RankControl::RankControl(FileDescriptor connection, const World& world,
-                         std::chrono::milliseconds rendezvous, std::chrono::milliseconds collective)
-    : rank_(world.rank), collective_(collective), connection_(std::move(connection)) {
+RankControl::RankControl(FileDescriptor connection, const World& world, const Patience& patience)
+    : rank_(world.rank),
+      patience_(patience),
+      connection_(std::move(connection)),
+      watch_(patience.standstill) {
+  watch_.set_own_thread();
   Writer hello;
   hello.number(introduction_of(world));
   send_frame(connection_.get(), {.kind = FrameKind::hello}, hello.bytes());
   await_recognition();
-  set_receive_timeout(connection_.get(), rendezvous + hub_lead);
+  set_receive_timeout(connection_.get(), patience.rendezvous + hub_lead);
   const std::optional<Frame> frame = receive_frame(connection_.get());
   TESSERA_CHECK(frame.has_value(), ErrorCode::rank_failed,
                 "rank {}: rank 0 closed the connection, or was silent for {} s, before all ranks "
                 "had come",
-                rank_, std::chrono::duration<double>(rendezvous).count());
+                rank_, std::chrono::duration<double>(patience.rendezvous).count());
   TESSERA_CHECK(frame->header.kind == FrameKind::welcome, ErrorCode::rank_failed, "rank {}: {}",
                 rank_, frame->payload);
-  set_receive_timeout(connection_.get(), std::chrono::milliseconds(0));
-  reader_ = std::jthread([this] { read_on(); });
+  // A hub that stops in the middle of a frame is noticed as well.
+  set_receive_timeout(connection_.get(), patience.standstill);
+  set_send_timeout(connection_.get(), patience.standstill);
+  reader_ = start_watcher("messages", [this] { read_on(); });
+  try {
+    beater_ = start_watcher("pulse", [this] { beat_on(); });
+  } catch (...) {
+    shutdown(connection_.get(), SHUT_RDWR);
+    reader_.join();
+    throw;
+  }
 }
 
 void RankControl::await_recognition() {
@@ -58,6 +74,7 @@ void RankControl::await_recognition() {
   }
   TESSERA_CHECK(frame->header.kind != FrameKind::refusal, ErrorCode::configuration, "{}",
                 frame->payload);
+  hub_ = Reader(frame->payload).number<Introduction>();
 }
 
 RankControl::~RankControl() {
@@ -65,6 +82,7 @@ RankControl::~RankControl() {
     const std::lock_guard lock(mutex_);
     leaving_ = true;
   }
+  changed_.notify_all();
   if (std::uncaught_exceptions() == 0) {
     try {
       const std::lock_guard lock(sending_);
@@ -74,11 +92,24 @@ RankControl::~RankControl() {
     }
   }
   shutdown(connection_.get(), SHUT_RDWR);  // ends the reader's wait
+  reader_.join();
+  beater_.join();
 }
 
 void RankControl::read_on() {
   try {
-    while (const std::optional<Frame> frame = receive_frame(connection_.get())) {
+    const std::chrono::milliseconds pause = beat_interval(patience_.standstill);
+    RunningClock clock(2 * pause);
+    std::chrono::nanoseconds heard{0};
+    for (;;) {
+      pollfd wanted{connection_.get(), POLLIN, 0};
+      if (::poll(&wanted, 1, static_cast<int>(pause.count())) <= 0) {
+        if (hub_is_silent(clock, heard)) return;
+        continue;
+      }
+      const std::optional<Frame> frame = receive_frame(connection_.get());
+      if (!frame) break;
+      heard = clock.look();
       if (frame->header.kind == FrameKind::failure) {
         fail_with(frame->payload);
       } else if (frame->header.kind == FrameKind::answer) {
@@ -92,6 +123,56 @@ void RankControl::read_on() {
     return;
   }
   fail_with("rank 0, which brings the ranks' messages together, ended without leaving");
+}
+
+bool RankControl::hub_is_silent(RunningClock& clock, std::chrono::nanoseconds& heard) {
+  const std::chrono::nanoseconds now = clock.look();
+  if (now - heard < patience_.standstill) return false;
+  if (is_traced_here(hub_)) {  // somebody looks at it
+    heard = now;
+    return false;
+  }
+  std::string text = fmt::format(
+      "{} has given no sign of life for {:.1f} s: its process was stopped or gets no processor "
+      "time, "
+      "or its host cannot be reached; find out who stopped it, and start the job again "
+      "(TESSERA_STANDSTILL_TIMEOUT=SECONDS waits longer)",
+      name_of(hub_), std::chrono::duration<double>(patience_.standstill).count());
+  // The other ranks' are where nobody answers.
+  const std::string own = describe_histories({{rank_, history_.get()}});
+  fail_with(own.empty() ? text : text + "; of this rank, " + own);
+  return true;
+}
+
+void RankControl::beat_on() {
+  const std::chrono::milliseconds pause = beat_interval(patience_.standstill);
+  RunningClock clock(2 * pause);
+  ThreadActivity activity;
+  RankMovement movement;
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_for(lock, pause, [&] { return leaving_; })) {
+    lock.unlock();
+    const std::chrono::nanoseconds before = clock.time();
+    const StandstillWatch::Threads threads = watch_.threads();
+    movement.look(threads, clock.look() - before,
+                  [&]() -> const ThreadActivity& {
+                    activity.look();
+                    return activity;
+                  },
+                  {});
+    BeatOfRank beat{{.still = movement.still().count(),
+                     .device_still = device_still_.load(),
+                     .waits_for_others = threads.wait_for_others},
+                    {}};
+    if (beat.beat.still > 0) beat.wait = describe_wait(threads.own);
+    try {
+      const std::lock_guard sending(sending_);
+      send_frame(connection_.get(), {.kind = FrameKind::beat}, encode(beat));
+    } catch (const Error&) {
+      return;  // the reader notices why
+    }
+    lock.lock();
+  }
 }
 
 void RankControl::fail_with(const std::string& text) {
@@ -129,23 +210,38 @@ void RankControl::abort(std::string_view reason) noexcept {
   }
 }
 
-void RankControl::post(std::uint64_t group, std::uint64_t round, const std::string& payload) {
+void RankControl::introduce(std::uint64_t group, const GroupOfRanks& ranks) {
   const std::lock_guard lock(sending_);
-  send_frame(connection_.get(), {.kind = FrameKind::post, .group = group, .round = round}, payload);
+  send_frame(connection_.get(), {.kind = FrameKind::group, .group = group}, encode(ranks));
+}
+
+void RankControl::post(const HistoryEntry& entry, const std::string& payload) {
+  history_.add(entry);
+  try {
+    const std::lock_guard lock(sending_);
+    send_frame(connection_.get(),
+               {.kind = FrameKind::post, .group = entry.channel, .round = entry.round}, payload);
+  } catch (const Error&) {
+    check_soon(entry.call, std::chrono::seconds(1));  // why nobody takes it
+    throw;
+  }
 }
 
 std::vector<std::string> RankControl::await(std::uint64_t group, std::uint64_t round,
                                             std::size_t members, const Call& call) {
+  const WaitOfThread wait(watch_);
+  watch_.set_call(describe(call));
   std::unique_lock lock(mutex_);
   const std::pair key(group, round);
+  const auto limit = patience_.collective + hub_lead;
   const bool heard = changed_.wait_for(
-      lock, collective_ + hub_lead, [&] { return failure_.has_value() || answers_.contains(key); });
+      lock, limit, [&] { return failure_.has_value() || answers_.contains(key); });
   const auto found = answers_.find(key);
   if (found == answers_.end()) {
     if (failure_) throw_failure(call);
     TESSERA_CHECK(heard, ErrorCode::rank_failed,
                   "rank {} in {}: nothing was heard from rank 0 for {} s", rank_, describe(call),
-                  std::chrono::duration<double>(collective_ + hub_lead).count());
+                  std::chrono::duration<double>(limit).count());
   }
   const std::string payload = std::move(found->second);
   answers_.erase(found);
@@ -164,26 +260,26 @@ ControlGroup::ControlGroup(std::shared_ptr<RankControl> control, std::vector<std
   position_ = static_cast<int>(here - members_.begin());
 }
 
-std::string ControlGroup::part_of(const Call& call, bool wants_answer,
-                                  std::string_view message) const {
-  return encode({.call = call,
-                 .wants_answer = wants_answer,
-                 .members = members_,
-                 .group_name = name_,
-                 .message = std::string(message)});
+void ControlGroup::post(const Call& call, std::uint64_t round, bool wants_answer,
+                        std::string_view message) {
+  if (!std::exchange(introduced_, true)) control_->introduce(id_, {members_, name_});
+  control_->post(
+      {id_, round, name_, call},
+      encode({.call = call, .wants_answer = wants_answer, .message = std::string(message)},
+             sent_names_));
 }
 
 void ControlGroup::announce(const Call& call) {
   control_->check(call);
   if (size() == 1) return;
-  control_->post(id_, round_++, part_of(call, false, {}));
+  post(call, round_++, false, {});
 }
 
 std::vector<std::string> ControlGroup::exchange(const Call& call, std::string_view message) {
   control_->check(call);
   if (size() == 1) return {std::string(message)};
   const std::uint64_t round = round_++;
-  control_->post(id_, round, part_of(call, true, message));
+  post(call, round, true, message);
   return control_->await(id_, round, members_.size(), call);
 }
 

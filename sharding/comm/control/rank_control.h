@@ -1,6 +1,7 @@
 // A rank's part of the control plane, and groups of ranks on it.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -15,7 +16,11 @@
 
 #include "kernels/base/error.h"
 #include "sharding/comm/call.h"
+#include "sharding/comm/control/payloads.h"
 #include "sharding/comm/control/wire.h"
+#include "sharding/comm/history.h"
+#include "sharding/comm/pulse.h"
+#include "sharding/comm/standstill.h"
 #include "sharding/comm/world.h"
 
 namespace tessera::comm::control {
@@ -25,13 +30,19 @@ class NotOurHub : public Error {
   using Error::Error;
 };
 
-// The connection to the hub. Thread-safe.
+// How long a rank waits: for all to come, for a peer in a call, and for one that does not move.
+struct Patience {
+  std::chrono::milliseconds rendezvous{60'000};
+  std::chrono::milliseconds collective{300'000};
+  std::chrono::milliseconds standstill{5'000};
+};
+
+// The connection to the hub, over which this rank beats as long as its process runs. Thread-safe.
 class RankControl {
  public:
-  // Introduces this rank and waits until all have come. Throws NotOurHub when nobody answers to the
-  // introduction.
-  RankControl(FileDescriptor connection, const World& world, std::chrono::milliseconds rendezvous,
-              std::chrono::milliseconds collective);
+  // Introduces this rank and waits until all have come. The calling thread is the rank's own.
+  // Throws NotOurHub when nobody answers to the introduction.
+  RankControl(FileDescriptor connection, const World& world, const Patience& patience);
   ~RankControl();  // leaves in good order, unless an exception is on its way
   RankControl(const RankControl&) = delete;
   RankControl& operator=(const RankControl&) = delete;
@@ -45,27 +56,41 @@ class RankControl {
   // This rank gives up; every rank is told.
   void abort(std::string_view reason) noexcept;
 
+  // Tells of a group that this rank will post in.
+  void introduce(std::uint64_t group, const GroupOfRanks& ranks);
   // Posts a part of a round. With an answer: waits for all parts, in the order of the members.
-  void post(std::uint64_t group, std::uint64_t round, const std::string& payload);
+  void post(const HistoryEntry& entry, const std::string& payload);
   std::vector<std::string> await(std::uint64_t group, std::uint64_t round, std::size_t members,
                                  const Call& call);
+
+  // What the rank's threads do; its own and its workers' waits in await() are known.
+  [[nodiscard]] StandstillWatch& watch() { return watch_; }
+  // For how long this rank's device has not got on with what other ranks have to join.
+  void set_device_still(std::chrono::milliseconds time) { device_still_.store(time.count()); }
 
  private:
   void await_recognition();
   void read_on();
+  void beat_on();
+  [[nodiscard]] bool hub_is_silent(RunningClock& clock, std::chrono::nanoseconds& heard);
   void fail_with(const std::string& text);
   [[noreturn]] void throw_failure(const Call& call) const;
 
   int rank_;
-  std::chrono::milliseconds collective_;
+  const Patience patience_;
   FileDescriptor connection_;
+  Introduction hub_;  // rank 0
+  StandstillWatch watch_;
+  std::atomic<std::int64_t> device_still_{0};  // milliseconds
+  History history_;
   std::mutex sending_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   std::map<std::pair<std::uint64_t, std::uint64_t>, std::string> answers_;
   std::optional<std::string> failure_;
   bool leaving_ = false;
-  std::jthread reader_;
+  std::thread reader_;
+  std::thread beater_;
 };
 
 // An ordered set of ranks. Calls come from one thread at a time, in the same order on every member.
@@ -86,7 +111,7 @@ class ControlGroup {
   ControlGroup split(int color, int key, std::string_view name);
 
  private:
-  std::string part_of(const Call& call, bool wants_answer, std::string_view message) const;
+  void post(const Call& call, std::uint64_t round, bool wants_answer, std::string_view message);
 
   std::shared_ptr<RankControl> control_;
   std::vector<std::int32_t> members_;  // ranks of the world
@@ -95,6 +120,8 @@ class ControlGroup {
   int position_ = -1;
   std::uint64_t round_ = 0;
   std::uint64_t splits_ = 0;
+  bool introduced_ = false;
+  SentNames sent_names_;
 };
 
 }  // namespace tessera::comm::control

@@ -23,6 +23,11 @@ void disable_delay(int socket) {
   TESSERA_SYSTEM(setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)));
 }
 
+void set_timeout(int socket, int option, std::chrono::milliseconds timeout) {
+  const timeval value{.tv_sec = timeout.count() / 1000, .tv_usec = (timeout.count() % 1000) * 1000};
+  TESSERA_SYSTEM(setsockopt(socket, SOL_SOCKET, option, &value, sizeof(value)));
+}
+
 // False when the connection ends before the first byte.
 bool receive_exactly(int socket, char* to, std::size_t bytes) {
   std::size_t done = 0;
@@ -53,6 +58,9 @@ void send_frame(int socket, FrameHeader header, std::string_view payload) {
     message.msg_iovlen = parts.size() - first;
     const ssize_t sent = sendmsg(socket, &message, MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+      throw Stalled(ErrorCode::rank_failed, "the other end of a control connection takes nothing");
+    }
     TESSERA_CHECK(sent >= 0, ErrorCode::rank_failed, "a control connection broke: {}",
                   describe_errno("sendmsg", errno));
     auto left = static_cast<std::size_t>(sent);
@@ -130,8 +138,11 @@ std::optional<FileDescriptor> connect_to(const std::string& host, int port) {
 }
 
 void set_receive_timeout(int socket, std::chrono::milliseconds timeout) {
-  const timeval value{.tv_sec = timeout.count() / 1000, .tv_usec = (timeout.count() % 1000) * 1000};
-  TESSERA_SYSTEM(setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &value, sizeof(value)));
+  set_timeout(socket, SO_RCVTIMEO, timeout);
+}
+
+void set_send_timeout(int socket, std::chrono::milliseconds timeout) {
+  set_timeout(socket, SO_SNDTIMEO, timeout);
 }
 
 std::string_view Reader::take(std::uint64_t bytes) {

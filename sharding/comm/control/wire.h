@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "kernels/base/error.h"
 #include "sharding/comm/file_descriptor.h"
 
 namespace tessera::comm::control {
@@ -15,10 +16,12 @@ enum class FrameKind : std::uint32_t {
   hello,    // a rank says who it is; the hub says that it has heard
   welcome,  // it belongs to this job
   refusal,  // it does not; the payload says why
+  group,    // a rank will post in this group; the payload says who is in it
   post,     // a rank's part of a round
   answer,   // all parts of a round
   failure,  // the job has failed; the payload says how
   leave,    // a rank ends in good order
+  beat,     // the sender lives; a rank says as well whether it moves
 };
 
 struct FrameHeader {
@@ -33,6 +36,11 @@ struct FrameHeader {
 struct Frame {
   FrameHeader header;
   std::string payload;
+};
+
+// The other end has taken nothing for the connection's send time-out.
+class Stalled : public Error {
+  using Error::Error;
 };
 
 // Larger payloads are no frames of ours.
@@ -53,6 +61,7 @@ int port_of(int socket);
 std::optional<FileDescriptor> connect_to(const std::string& host, int port);
 // Zero: none.
 void set_receive_timeout(int socket, std::chrono::milliseconds timeout);
+void set_send_timeout(int socket, std::chrono::milliseconds timeout);
 
 // Numbers and texts in a payload.
 class Writer {
@@ -66,6 +75,7 @@ class Writer {
     number<std::uint64_t>(value.size());
     bytes_ += value;
   }
+  void raw(std::string_view value) { bytes_ += value; }
   [[nodiscard]] const std::string& bytes() const { return bytes_; }
 
  private:
@@ -85,9 +95,9 @@ class Reader {
     return value;
   }
   std::string_view text() { return take(number<std::uint64_t>()); }
+  std::string_view take(std::uint64_t bytes);
 
  private:
-  std::string_view take(std::uint64_t bytes);
   std::string_view rest_;
 };
 

@@ -42,6 +42,7 @@ struct NcclChannel::State {
   ncclComm_t communicator = nullptr;
   int rank = 0;
   std::chrono::milliseconds timeout{0};
+  std::function<void()> look;
   // NCCL frees an aborted communicator: no call may be inside it then. Calls do not block, so that
   // whoever aborts waits for moments only.
   mutable std::mutex mutex;
@@ -66,6 +67,7 @@ struct NcclChannel::State {
                     "{} was not done after {} s: a rank does not take part", name,
                     std::chrono::duration<double>(timeout).count());
       std::this_thread::yield();
+      look();
       const std::lock_guard lock(mutex);
       check_usable(name);
       result = status();
@@ -98,7 +100,8 @@ std::string NcclChannel::make_id(const cuda::NcclFunctions& functions) {
 
 std::unique_ptr<NcclChannel> NcclChannel::open(const cuda::NcclFunctions& functions,
                                                const std::string& id, int size, int rank,
-                                               std::chrono::milliseconds timeout) {
+                                               std::chrono::milliseconds timeout,
+                                               std::function<void()> look) {
   ncclUniqueId unique;
   TESSERA_REQUIRE(id.size() == sizeof(unique.internal), "{} bytes are no NCCL id", id.size());
   std::memcpy(unique.internal, id.data(), id.size());
@@ -106,6 +109,7 @@ std::unique_ptr<NcclChannel> NcclChannel::open(const cuda::NcclFunctions& functi
   state->nccl = &functions;
   state->rank = rank;
   state->timeout = timeout;
+  state->look = std::move(look);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   State* opened = state.get();
@@ -155,6 +159,7 @@ std::unique_ptr<NcclChannel> NcclChannel::split(int color, int key, int rank) {
   part->nccl = state_->nccl;
   part->rank = rank;
   part->timeout = state_->timeout;
+  part->look = state_->look;
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   State* opened = part.get();

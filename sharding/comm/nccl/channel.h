@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,10 +26,12 @@ class NcclChannel {
  public:
   // A new channel's name, which one rank makes and gives to the others.
   static std::string make_id(const cuda::NcclFunctions& functions);
-  // Collective over `size` ranks.
+  // Collective over `size` ranks. `look` is called now and then while a call waits for other ranks,
+  // and throws when it need not wait any longer.
   static std::unique_ptr<NcclChannel> open(const cuda::NcclFunctions& functions,
                                            const std::string& id, int size, int rank,
-                                           std::chrono::milliseconds timeout);
+                                           std::chrono::milliseconds timeout,
+                                           std::function<void()> look);
   ~NcclChannel();
   NcclChannel(const NcclChannel&) = delete;
   NcclChannel& operator=(const NcclChannel&) = delete;

@@ -114,4 +114,8 @@ void NcclCommunicator::abort(std::string_view reason) noexcept {
   job_->control().abort(reason);
 }
 
+void NcclCommunicator::note(Activity activity) noexcept {
+  job_->control().watch().note(activity);
+}
+
 }  // namespace tessera::comm

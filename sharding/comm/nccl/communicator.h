@@ -46,6 +46,7 @@ class NcclCommunicator final : public Communicator {
   std::shared_ptr<Communicator> duplicate(std::string_view name) override;
   [[nodiscard]] std::size_t held_bytes() const override { return job_->held_memory()->bytes(); }
   void abort(std::string_view reason) noexcept override;
+  void note(Activity activity) noexcept override;
 
  private:
   struct Range {

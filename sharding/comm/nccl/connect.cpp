@@ -36,8 +36,10 @@ std::shared_ptr<Communicator> connect_nccl_with(const cuda::NcclFunctions& funct
   require_device(options.device);
   backend_of(options.device.type).bind_thread(options.device);
   const auto timeout = collective_timeout(options);
-  control::ControlPlane plane =
-      control::connect_control_plane(world, options.rendezvous_timeout, timeout);
+  const std::chrono::milliseconds standstill = standstill_timeout(options);
+  control::ControlPlane plane = control::connect_control_plane(
+      world,
+      {.rendezvous = options.rendezvous_timeout, .collective = timeout, .standstill = standstill});
   std::vector<std::int32_t> members;
   for (int rank = 0; rank < world.size; ++rank) members.push_back(rank);
   control::ControlGroup group(plane.control, std::move(members), 1, "world");
@@ -46,8 +48,12 @@ std::shared_ptr<Communicator> connect_nccl_with(const cuda::NcclFunctions& funct
     const std::string made = world.rank == 0 ? NcclChannel::make_id(functions) : std::string();
     const std::string id =
         group.exchange(Call(Op::broadcast, {.phase = Phase::setup}), made).front();
+    // Ranks that do not come to NCCL's own meeting are found by the control plane.
+    const auto look = [control = job->shared_control()] {
+      control->check(Call(Op::split, {.phase = Phase::setup}));
+    };
     std::shared_ptr<NcclChannel> channel =
-        NcclChannel::open(functions, id, world.size, world.rank, timeout + control_lead);
+        NcclChannel::open(functions, id, world.size, world.rank, timeout + control_lead, look);
     return std::make_shared<NcclCommunicator>(job, std::move(group), std::move(channel),
                                               options.fixed_order);
   } catch (const Error& error) {

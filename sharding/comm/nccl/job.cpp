@@ -6,6 +6,7 @@
 
 #include "engine/backend.h"
 #include "kernels/base/error.h"
+#include "sharding/comm/thread_activity.h"
 
 namespace tessera::comm {
 namespace {
@@ -16,7 +17,8 @@ NcclJob::NcclJob(control::ControlPlane plane, Device device, std::chrono::millis
     : plane_(std::move(plane)),
       device_(device),
       timeout_(timeout),
-      watcher_([this] { look_on(); }) {}
+      clock_(2 * look_interval),
+      watcher_(start_watcher("nccl", [this] { look_on(); })) {}
 
 NcclJob::~NcclJob() {
   {
@@ -46,7 +48,7 @@ void NcclJob::look_on() {
   try {
     backend_of(device_.type).bind_thread(device_);
     while (!changed_.wait_for(lock, look_interval, [&] { return ending_; })) {
-      std::erase_if(pending_, [](const Pending& one) { return one.end->reached(); });
+      look_for_standstill();
       if (plane_.control->failed()) {
         abort_channels();
         return;
@@ -57,6 +59,17 @@ void NcclJob::look_on() {
     plane_.control->abort(error.what());
     abort_channels();
   }
+}
+
+// The mutex is held. The control plane is told for how long the device has not got on: it knows
+// which ranks have not joined.
+void NcclJob::look_for_standstill() {
+  const std::chrono::nanoseconds now = clock_.look();
+  const bool any_ended =
+      std::erase_if(pending_, [](const Pending& one) { return one.end->reached(); }) > 0;
+  if (any_ended || pending_.empty()) last_end_ = now;
+  plane_.control->set_device_still(
+      std::chrono::duration_cast<std::chrono::milliseconds>(now - last_end_));
 }
 
 // The mutex is held.

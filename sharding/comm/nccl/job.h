@@ -15,6 +15,7 @@
 #include "sharding/comm/control/bootstrap.h"
 #include "sharding/comm/held_memory.h"
 #include "sharding/comm/nccl/channel.h"
+#include "sharding/comm/running_clock.h"
 
 namespace tessera::comm {
 
@@ -46,6 +47,7 @@ class NcclJob {
     std::chrono::steady_clock::time_point deadline;
   };
   void look_on();
+  void look_for_standstill();
   void look_for_failures();
   void abort_channels();
 
@@ -58,6 +60,8 @@ class NcclJob {
   bool ending_ = false;
   std::vector<std::weak_ptr<NcclChannel>> channels_;
   std::vector<Pending> pending_;
+  RunningClock clock_;
+  std::chrono::nanoseconds last_end_{0};  // of a collective, or when there was none to end
   std::thread watcher_;
 };
 
