@@ -196,6 +196,7 @@ class Attempt {
           outcome.stop_signal != 0 && failed->exit.code == 128 + outcome.stop_signal;
       if (!as_told) {
         signal_all(SIGTERM);
+        signal_all(SIGCONT);  // one that was stopped can end as well
         deadline_ = Clock::now() + grace;
       }
     }

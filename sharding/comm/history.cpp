@@ -86,9 +86,10 @@ std::string describe_channel(const Channel& channel, std::size_t ranks_of_all) {
     text += part;
   };
   for (const auto& [round, by_rank] : channel.calls) {
-    const bool all_alike = std::all_of(by_rank.begin(), by_rank.end(), [&](const auto& one) {
-      return one.second == by_rank.begin()->second;
-    });
+    const Call& of_first = by_rank.begin()->second;
+    const bool all_alike =
+        std::all_of(by_rank.begin(), by_rank.end(),
+                    [&of_first](const auto& one) { return one.second == of_first; });
     if (!all_alike) {
       for (const auto& [rank, call] : by_rank) {
         finish();

@@ -23,7 +23,8 @@ bool RankMovement::own_thread_computed(pid_t thread, std::chrono::nanoseconds st
 // Most looks find the rank's own thread computing, or waiting for others, and are cheap.
 void RankMovement::look(const StandstillWatch::Threads& threads, std::chrono::nanoseconds step,
                         const std::function<const ThreadActivity&()>& activity,
-                        const std::set<pid_t>& foreign) {
+                        std::set<pid_t> foreign) {
+  foreign.insert(threads.in_calls.begin(), threads.in_calls.end());
   const bool computed = own_thread_computed(threads.own, step);
   const bool moves = computed || threads.wait_for_others || threads.wait_outside ||
                      activity().any_moved_but(foreign);
@@ -87,8 +88,9 @@ void Pulse::look() {
       if (other == rank) continue;
       foreign.insert(its.own);
       foreign.insert(its.workers.begin(), its.workers.end());
+      foreign.insert(its.in_calls.begin(), its.in_calls.end());
     }
-    own.movement.look(threads[rank], now - before, activity, foreign);
+    own.movement.look(threads[rank], now - before, activity, std::move(foreign));
     RankPulse& pulse = *ranks_[static_cast<std::size_t>(rank)];
     const std::int64_t still = own.movement.still().count();
     if (still > 0) pulse.wait.set(describe_wait(threads[rank].own));

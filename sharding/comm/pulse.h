@@ -42,7 +42,7 @@ class RankMovement {
   // process ran. `activity` looks at all threads of the process when it is asked the first time in
   // a round of looks; `foreign` are threads that do not work for the rank.
   void look(const StandstillWatch::Threads& threads, std::chrono::nanoseconds step,
-            const std::function<const ThreadActivity&()>& activity, const std::set<pid_t>& foreign);
+            const std::function<const ThreadActivity&()>& activity, std::set<pid_t> foreign);
 
   // For how long none of its threads has moved.
   [[nodiscard]] std::chrono::milliseconds still() const {

@@ -35,10 +35,13 @@ void StandstillWatch::set_own_thread() {
 
 StandstillWatch::Threads StandstillWatch::threads() const {
   const std::lock_guard lock(mutex_);
-  return {.own = own_thread_number_,
-          .workers = workers_,
-          .wait_for_others = at_work_.load() == 0 && !calls_.empty(),
-          .wait_outside = outside_.load() > 0};
+  Threads threads{.own = own_thread_number_,
+                  .workers = workers_,
+                  .in_calls = {},
+                  .wait_for_others = at_work_.load() == 0 && !calls_.empty(),
+                  .wait_outside = outside_.load() > 0};
+  for (const auto& [thread, call] : calls_) threads.in_calls.insert(thread);
+  return threads;
 }
 
 void StandstillWatch::note(Activity activity) {
@@ -95,7 +98,7 @@ void StandstillWatch::begin_wait() {
 void StandstillWatch::end_wait() {
   {
     const std::lock_guard lock(mutex_);
-    calls_.erase(std::this_thread::get_id());
+    calls_.erase(gettid());
   }
   int* depth = depth_of_this_thread();
   if (depth == nullptr || --*depth > 0) return;
@@ -105,7 +108,7 @@ void StandstillWatch::end_wait() {
 
 void StandstillWatch::set_call(std::string_view call) {
   const std::lock_guard lock(mutex_);
-  calls_[std::this_thread::get_id()] = call;
+  calls_[gettid()] = call;
 }
 
 std::string StandstillWatch::describe_calls() const {
@@ -120,7 +123,7 @@ bool StandstillWatch::all_stand(std::string_view call, StandingRank& own,
   const std::int64_t now = now_milliseconds();
   const std::int64_t step = std::min(now - looked_at_, longest_step);
   looked_at_ = now;
-  calls_[std::this_thread::get_id()] = call;
+  calls_[gettid()] = call;
   const std::uint64_t moves = moves_.load();
   const bool stands = at_work_.load() == 0 && moves == moves_seen_;
   moves_seen_ = moves;

@@ -86,6 +86,7 @@ class StandstillWatch {
   struct Threads {
     pid_t own = 0;
     std::set<pid_t> workers;       // that work now
+    std::set<pid_t> in_calls;      // any that wait for others
     bool wait_for_others = false;  // all of them, in some call
     bool wait_outside = false;
   };
@@ -112,8 +113,8 @@ class StandstillWatch {
   std::atomic<int> at_work_{1};          // counted threads that do not wait
   std::atomic<std::uint64_t> moves_{0};  // of counted threads
   std::atomic<int> outside_{0};
-  mutable std::mutex mutex_;                      // of what follows
-  std::map<std::thread::id, std::string> calls_;  // that threads wait in
+  mutable std::mutex mutex_;            // of what follows
+  std::map<pid_t, std::string> calls_;  // that threads wait in
   std::set<pid_t> workers_;
   pid_t own_thread_number_ = 0;
   std::uint64_t moves_seen_ = 0;

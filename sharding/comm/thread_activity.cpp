@@ -214,25 +214,38 @@ void ThreadActivity::look_at(pid_t thread, std::chrono::nanoseconds step) {
   if (stat_text.empty()) return;  // it has ended
   if (stat_text.view().find(fmt::format("({}", watcher_prefix)) != std::string_view::npos) return;
   const Stat stat = parse_stat(stat_text);
-  const ProcText schedule(fmt::format("/proc/self/task/{}/schedstat", thread));
-  long long on_processor = 0, in_queue = 0;
   Sample now{.page_reads = stat.page_reads, .runnable = stat.state == 'R', .look = looks_};
+  const ProcText schedule(fmt::format("/proc/self/task/{}/schedstat", thread));
+  long long computed = 0, queued = 0, turns = 0;
   if (!schedule.empty() &&
-      std::sscanf(schedule.text(), "%lld %lld", &on_processor, &in_queue) == 2) {
-    now.time = on_processor + in_queue;
+      std::sscanf(schedule.text(), "%lld %lld %lld", &computed, &queued, &turns) == 3) {
+    now.computed = computed;
+    now.queued = queued;
+    now.turns = turns;
   } else {
-    now.time = std::max<std::int64_t>(processor_time_of(thread), 0);
+    now.computed = std::max<std::int64_t>(processor_time_of(thread), 0);
   }
   const auto known = samples_.find(thread);
   if (known != samples_.end()) {
     const Sample& before = known->second;
-    // A thread that waits for a processor is given its time only when it gets one.
-    const bool starves = now.runnable && before.runnable;
-    now.moved = now.time - before.time >= step.count() / moving_share ||
-                now.page_reads != before.page_reads || starves ||
+    now.moved = computes(before, now, step) || now.page_reads != before.page_reads ||
                 waits_for_a_file(thread, stat.state);
   }
   samples_[thread] = now;
+}
+
+// Waiting for a processor counts for who uses one: a thread that only looks whether something has
+// come, now and then, waits for its turns as well on a loaded machine.
+bool ThreadActivity::computes(const Sample& before, const Sample& now,
+                              std::chrono::nanoseconds step) {
+  constexpr std::int64_t least_turn = 100'000;
+  const std::int64_t computed = now.computed - before.computed;
+  const std::int64_t queued = now.queued - before.queued;
+  const std::int64_t turns = now.turns - before.turns;
+  const std::int64_t least = step.count() / moving_share;
+  if (computed >= least) return true;
+  if (turns == 0) return now.runnable && before.runnable;  // it starves
+  return computed + queued >= least && computed >= turns * least_turn;
 }
 
 bool ThreadActivity::moved(pid_t thread) const {

@@ -29,13 +29,17 @@ class ThreadActivity {
 
  private:
   struct Sample {
-    std::int64_t time = 0;  // nanoseconds on a processor or waiting for one
+    std::int64_t computed = 0;  // nanoseconds on a processor
+    std::int64_t queued = 0;    // waiting for one
+    std::int64_t turns = 0;     // on a processor
     std::uint64_t page_reads = 0;
     bool runnable = false;
     bool moved = true;
     std::uint64_t look = 0;
   };
   void look_at(pid_t thread, std::chrono::nanoseconds step);
+  [[nodiscard]] static bool computes(const Sample& before, const Sample& now,
+                                     std::chrono::nanoseconds step);
 
   std::map<pid_t, Sample> samples_;
   std::uint64_t looks_ = 0;

@@ -3,8 +3,6 @@
 // named.
 #include <gtest/gtest.h>
 
-#include <signal.h>
-
 #include <atomic>
 #include <cmath>
 #include <latch>
@@ -16,7 +14,6 @@
 #include "sharding/comm/control/bootstrap.h"
 #include "sharding/comm/nccl/job.h"
 #include "sharding/comm/world.h"
-#include "support/processes.h"
 
 namespace tessera::testing {
 namespace {
@@ -326,36 +323,6 @@ TEST(Nccl, RanksThatWaitForOneAnotherInTwoChannelsAreNamedSoon) {
       },
       soon);
   expect_all_say(failures, {"all ranks wait for one another", "step 7", "step 8", "'other'"});
-}
-
-// In processes of their own: rank 1 stops before NCCL's ranks meet. The stand-in connects threads
-// of one process only, so that they never do.
-TEST(Nccl, AStoppedProcessIsNamedSoon) {
-  TESSERA_NEEDS_NCCL(1);
-  const int port = next_port();
-  Processes processes(3, [port](int rank, std::atomic<int>& progress) {
-    comm::ConnectOptions options = soon;
-    options.device = nccl_device(0);
-    progress = 1;
-    const NcclUnderTest nccl = nccl_under_test(1);
-    comm::World world = world_of(rank, 3, port);
-    world.run_id = "nccl test of stopped processes";  // not named after the process
-    (void)comm::connect_nccl_with(*nccl.functions, world, options);
-  });
-  ASSERT_TRUE(processes.wait_for_progress(1, 1));
-  std::this_thread::sleep_for(std::chrono::milliseconds(500));
-  const auto stopped = std::chrono::steady_clock::now();
-  processes.signal(1, SIGSTOP);
-  std::jthread late([&] {
-    std::this_thread::sleep_for(std::chrono::seconds(3));
-    processes.signal(1, SIGKILL);
-  });
-  const std::vector<Outcome> outcomes = processes.wait(std::chrono::seconds(20));
-  for (const std::size_t rank : {0, 2}) {
-    expect_all_say({outcomes[rank].message},
-                   {"rank 1 (pid ", "has given no sign of life for 0.8 s", "last call"});
-    EXPECT_LT(outcomes[rank].ended - stopped, std::chrono::seconds(3));
-  }
 }
 
 // The end of a collective on a device that fails meanwhile.

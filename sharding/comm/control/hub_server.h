@@ -69,6 +69,7 @@ class HubServer {
   // hub_watch.cpp
   void look_at_clocks();
   void look_at_round(const RoundKey& key, const Round& round);
+  void look_for_silent_ranks();
   void look_for_stopped_ranks(const RoundKey& key, const Round& round);
   void report_standstill();
   [[nodiscard]] bool is_silent(std::int32_t rank);

@@ -23,6 +23,8 @@ void HubServer::look_at_clocks() {
     }
     return;
   }
+  look_for_silent_ranks();
+  if (!failure_.empty()) return;
   for (const auto& [key, round] : rounds_) {
     look_at_round(key, round);
     if (!failure_.empty()) return;
@@ -50,27 +52,37 @@ void HubServer::look_at_round(const RoundKey& key, const Round& round) {
   }
 }
 
+// Whoever waits for such a rank may do so inside of NCCL, of which the hub knows nothing.
+void HubServer::look_for_silent_ranks() {
+  std::string text;
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    const auto number = static_cast<std::int32_t>(rank);
+    if (ranks_[rank].left || !is_silent(number)) continue;
+    text += fmt::format(
+        "{}{} has given no sign of life for {:.1f} s: its process was stopped or gets no processor "
+        "time, or its host cannot be reached; {}",
+        text.empty() ? "" : "; and ", name_of_rank(number), seconds(options_.standstill),
+        describe_last_call(ranks_[rank]));
+  }
+  if (text.empty()) return;
+  fail_job(with_histories(text + "; find out who stopped it, and start the job again "
+                                 "(TESSERA_STANDSTILL_TIMEOUT=SECONDS waits longer)"));
+}
+
+// They live, do not move, and wait for nobody.
 void HubServer::look_for_stopped_ranks(const RoundKey& key, const Round& round) {
   const std::chrono::milliseconds limit = options_.standstill;
-  const bool long_awaited = clock_.time() - round.began >= limit;
+  if (clock_.time() - round.began < limit) return;
   const auto& [first, post] = *round.posts.begin();
   std::string text;
   for (const std::int32_t number : missing_in(key, round)) {
     const Rank& rank = rank_at(number);
-    const std::string separator = text.empty() ? "" : "; and ";
-    if (is_silent(number)) {
-      text += fmt::format(
-          "{}{} has given no sign of life for {:.1f} s: its process was stopped or gets no "
-          "processor time, or its host cannot be reached; {}",
-          separator, name_of_rank(number), seconds(limit), describe_last_call(rank));
-    } else if (long_awaited && rank.beat.beat.still >= limit.count() &&
-               waits_in(number, nullptr) == nullptr) {
-      text += fmt::format(
-          "{}{} has stood still for {:.1f} s: none of its threads computes or waits for a disk, "
-          "and its own thread {}; {}",
-          separator, name_of_rank(number), seconds(limit), rank.beat.wait,
-          describe_last_call(rank));
-    }
+    if (rank.beat.beat.still < limit.count() || waits_in(number, nullptr) != nullptr) continue;
+    text += fmt::format(
+        "{}{} has stood still for {:.1f} s: none of its threads computes or waits for a disk, and "
+        "its own thread {}; {}",
+        text.empty() ? "" : "; and ", name_of_rank(number), seconds(limit), rank.beat.wait,
+        describe_last_call(rank));
   }
   if (text.empty()) return;
   fail_job(with_histories(fmt::format(

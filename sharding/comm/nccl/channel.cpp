@@ -16,6 +16,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// Whoever waits this long for other ranks looks less often.
+constexpr std::chrono::milliseconds slow_after{100};
+
 ncclDataType_t type_of(DType dtype) {
   switch (dtype) {
     case DType::float32:
@@ -61,12 +64,19 @@ struct NcclChannel::State {
   }
 
   void settle(ncclResult_t result, const char* name) const {
-    const auto deadline = Clock::now() + timeout;
+    const auto begin = Clock::now();
+    const auto deadline = begin + timeout;
     while (result == ncclInProgress) {
       TESSERA_CHECK(Clock::now() < deadline, ErrorCode::rank_failed,
                     "{} was not done after {} s: a rank does not take part", name,
                     std::chrono::duration<double>(timeout).count());
-      std::this_thread::yield();
+      // What takes longer waits for other ranks, and must not take a core meanwhile.
+      const auto waited = Clock::now() - begin;
+      if (waited < std::chrono::milliseconds(2)) {
+        std::this_thread::yield();
+      } else {
+        std::this_thread::sleep_for(std::chrono::milliseconds(waited < slow_after ? 1 : 10));
+      }
       look();
       const std::lock_guard lock(mutex);
       check_usable(name);
