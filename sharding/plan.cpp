@@ -1,6 +1,7 @@
 // Running a rank that is only counted.
 #include "sharding/plan.h"
 
+#include <algorithm>
 #include <exception>
 #include <map>
 #include <optional>
@@ -121,7 +122,8 @@ RankMemory measure_memory(const Context& context) {
   memory.use = stats.at_peak;
   memory.use[MemoryKind::communication] += context.communicator().held_bytes();
   memory.in_files = stats.in_files;
-  memory.cached = stats.reserved - stats.peak_in_use;
+  // Less is held than at the peak where memory became short.
+  memory.cached = stats.reserved - std::min(stats.reserved, stats.peak_in_use);
   return memory;
 }
 

@@ -301,7 +301,7 @@ TEST(ActivationCheckpointing, AnExceptionInTheSecondRunLeavesTheModelUsable) {
         const Tensor x = net.embed(batch.ids);
         const Tensor y = recompute(
             [&](const Tensor& in) {
-              const Tensor out = net.head(in);
+              Tensor out = net.head(in);
               if (runs++ == 1) throw std::runtime_error("stop");
               return out;
             },

@@ -224,6 +224,19 @@ TEST(MemoryPlan, LeavesTheParametersThatModulesRead) {
   });
 }
 
+// A pool that was short of memory has given back what it held at the peak.
+TEST(MemoryPlan, WhatWasGivenBackSinceThePeakIsNotCached) {
+  launch(1, [](Context& context) {
+    const auto pool = MemoryPool::current();
+    const Tensor kept = Tensor::zeros({1000}, float32);
+    (void)Tensor::zeros({1'000'000}, float32);
+    pool->trim();
+    const MemoryStats stats = pool->stats();
+    ASSERT_LT(stats.reserved, stats.peak_in_use);
+    EXPECT_EQ(measure_memory(context).cached, 0u);
+  });
+}
+
 // Gathered parameters exist once on a host and once on every GPU.
 TEST(MemoryPlan, CountsSharedBuffersByShare) {
   const PlannedCase what{.sharding = testing::toy_options(Strategy::shard_grad_op)};
