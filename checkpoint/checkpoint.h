@@ -3,10 +3,12 @@
 // A save writes into DIR/step-N.partial-<id>/, fsyncs, writes manifest.json (sizes, XXH3 of every
 // chunk, layout, save id), renames to DIR/step-N/, fsyncs DIR, then updates DIR/latest and applies
 // retention. Readers take committed steps only.
+//
+// Paths are strings, which a std::filesystem::path becomes and makes by itself: <filesystem> is a
+// sixth of what a user's file paid for the library's headers.
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <map>
 #include <optional>
 #include <string>
@@ -33,11 +35,11 @@ struct SaveOptions {
 // Collective. All ranks return, or all throw the same Error(checkpoint) that names the rank, file
 // and cause; the previous checkpoint is intact in that case and the partial folder is removed where
 // possible. Returns DIR/step-N.
-std::filesystem::path save(comm::Communicator& communicator, const std::filesystem::path& dir,
-                           std::int64_t step, const State& state, const SaveOptions& options);
+std::string save(comm::Communicator& communicator, const std::string& dir, std::int64_t step,
+                 const State& state, const SaveOptions& options);
 
 struct Found {
-  std::filesystem::path path;  // a committed step folder
+  std::string path;  // a committed step folder
   std::int64_t step = 0;
   std::vector<std::string>
       skipped;  // a line for each newer one that was passed over, with the reason
@@ -46,15 +48,14 @@ struct Found {
 // The newest committed step of DIR that verifies (ordered by step number, never by time), or none
 // when DIR has no step at all. Steps that are all damaged are an Error(checkpoint) with the
 // reasons. Collective: rank 0 looks, the ranks share the verification, all agree.
-std::optional<Found> find_latest(comm::Communicator& communicator,
-                                 const std::filesystem::path& dir);
+std::optional<Found> find_latest(comm::Communicator& communicator, const std::string& dir);
 
 // Every file present, of its size, every chunk's checksum right. Throws Error(checkpoint) naming
 // file, offset and tensor.
-void verify(const std::filesystem::path& step_folder);
+void verify(const std::string& step_folder);
 
 // The scalars of a committed step folder.
-Scalars read_scalars(const std::filesystem::path& step_folder);
+Scalars read_scalars(const std::string& step_folder);
 
 // Collective. Fills the pieces of `state` (names, shapes and pieces given; scalars are filled) from
 // a step folder of any world size and either type. Missing, unexpected and mis-shaped tensors are
@@ -63,13 +64,13 @@ enum class LoadParts : std::uint8_t {
   everything,
   model_only
 };  // model_only ignores the optimizer's tensors
-void load(comm::Communicator& communicator, const std::filesystem::path& step_folder, State& state,
+void load(comm::Communicator& communicator, const std::string& step_folder, State& state,
           LoadParts parts = LoadParts::everything);
 
 // Fills pieces from a plain Hugging Face folder (model.safetensors, or numbered files + index).
 // `rename` maps a logical name to the names it may have in the files, tried in order. Unexpected
 // names that match none of `ignored` (ECMAScript regexes) are errors.
-void load_hugging_face(const std::filesystem::path& folder, std::vector<LogicalTensor>& tensors,
+void load_hugging_face(const std::string& folder, std::vector<LogicalTensor>& tensors,
                        const std::vector<std::string>& ignored,
                        std::vector<std::string> (*rename)(const std::string& name));
 

@@ -131,16 +131,20 @@ void read_pieces(LogicalTensor& tensor, const SafetensorsFile& file, const Tenso
   const DType stored = *entry.stored->dtype;
   for (const Piece& piece : tensor.pieces) {
     const std::uint64_t first = static_cast<std::uint64_t>(piece.first) * size_of(stored);
-    staging.load(piece.data, piece.device, piece.count, stored, tensor.dtype,
-                 [&](std::uint64_t offset, void* data, std::size_t bytes) {
-                   file.read(entry, first + offset, data, bytes);
-                 });
+    const auto get = [&](std::uint64_t offset, void* data, std::size_t bytes) {
+      file.read(entry, first + offset, data, bytes);
+    };
+    if (piece.file) {
+      staging.load(piece.file, piece.count, stored, tensor.dtype, get);
+    } else {
+      staging.load(piece.data, piece.device, piece.count, stored, tensor.dtype, get);
+    }
   }
 }
 
 }  // namespace
 
-void load_hugging_face(const fs::path& folder, std::vector<LogicalTensor>& tensors,
+void load_hugging_face(const std::string& folder, std::vector<LogicalTensor>& tensors,
                        const std::vector<std::string>& ignored,
                        std::vector<std::string> (*rename)(const std::string& name)) {
   const Folder opened = open_folder(folder);
@@ -178,7 +182,7 @@ void load_hugging_face(const fs::path& folder, std::vector<LogicalTensor>& tenso
   }
   TESSERA_CHECK(problems.empty(), ErrorCode::checkpoint,
                 "the weights in '{}' do not fit the model: {}; check the folder's config.json",
-                folder.string(), fmt::join(problems, "; "));
+                folder, fmt::join(problems, "; "));
   Staging staging;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     read_pieces(tensors[i], *sources[i].first, *sources[i].second, staging);

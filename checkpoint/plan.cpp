@@ -26,8 +26,8 @@ RankPieces list_section(const std::vector<LogicalTensor>& tensors, std::string_v
                           piece.first <= elements - piece.count,
                       "piece [{}, +{}) is outside tensor '{}' of {} elements", piece.first,
                       piece.count, tensor.name, elements);
-      TESSERA_REQUIRE(piece.data != nullptr || piece.count == 0, "a piece of '{}' has no memory",
-                      tensor.name);
+      TESSERA_REQUIRE(piece.data != nullptr || piece.file || piece.count == 0,
+                      "a piece of '{}' has no memory", tensor.name);
       if (piece.count > 0) runs.push_back({piece.first, piece.count});
     }
   }
@@ -94,7 +94,7 @@ Section plan_full(const SectionToSave& section, SavePlan& plan) {
       if (piece.count == 0) continue;
       const auto skipped = static_cast<std::uint64_t>(piece.first) * size_of(dtype);
       plan.writes.push_back({plan.files.size(), header.offsets[i] + skipped, piece.data,
-                             piece.count, tensor.dtype, dtype, piece.device});
+                             piece.count, tensor.dtype, dtype, piece.device, piece.file});
     }
   }
   plan.files.push_back({name, header.bytes, header.file_bytes, 0});
@@ -125,7 +125,7 @@ Section plan_sharded(const SectionToSave& section, const std::vector<PieceLists>
         for (const Piece& piece : tensor.pieces) {
           if (piece.count == 0) continue;
           plan.writes.push_back({plan.files.size(), header.offsets[next], piece.data, piece.count,
-                                 tensor.dtype, specs[next].dtype, piece.device});
+                                 tensor.dtype, specs[next].dtype, piece.device, piece.file});
           ++next;
         }
       }

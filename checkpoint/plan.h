@@ -39,6 +39,7 @@ struct PlannedWrite {
   DType memory_dtype = DType::float32;
   DType file_dtype = DType::float32;
   Device device = Device::cpu();  // of data
+  FilePlace in_file = {};         // instead of data
 };
 
 struct SavePlan {

@@ -29,6 +29,7 @@ struct PlannedRead {
   DType file_dtype = DType::float32;
   DType memory_dtype = DType::float32;
   Device device = Device::cpu();  // of out
+  FilePlace in_file = {};         // instead of out
 };
 using ReadsByFile = std::map<std::string, std::vector<PlannedRead>>;
 
@@ -73,10 +74,16 @@ void plan_reads(const std::vector<LogicalTensor>& wanted, const Catalogue& store
         const std::int64_t begin = std::max(piece.first, extent.first);
         const std::int64_t end = std::min(piece.first + piece.count, extent.first + extent.count);
         if (begin >= end) continue;
-        std::byte* out =
-            piece.data + static_cast<std::size_t>(begin - piece.first) * size_of(tensor.dtype);
-        reads[extent.file].push_back({&extent, begin - extent.first, end - begin, out,
-                                      *found.stored->dtype, tensor.dtype, piece.device});
+        const auto skipped = static_cast<std::size_t>(begin - piece.first) * size_of(tensor.dtype);
+        std::byte* out = piece.file ? nullptr : piece.data + skipped;
+        reads[extent.file].push_back({&extent,
+                                      begin - extent.first,
+                                      end - begin,
+                                      out,
+                                      *found.stored->dtype,
+                                      tensor.dtype,
+                                      piece.device,
+                                      {piece.file.file, piece.file.offset + skipped}});
       }
     }
   }
@@ -104,10 +111,14 @@ void execute(const fs::path& folder, const Manifest& manifest, ReadsByFile& read
     for (const auto& planned : ordered) {
       const std::uint64_t begin = planned.first;
       const PlannedRead& read = planned.second;
-      staging.load(read.out, read.device, read.count, read.file_dtype, read.memory_dtype,
-                   [&](std::uint64_t offset, void* data, std::size_t bytes) {
-                     tensors.file().read(begin + offset, data, bytes);
-                   });
+      const auto get = [&](std::uint64_t offset, void* data, std::size_t bytes) {
+        tensors.file().read(begin + offset, data, bytes);
+      };
+      if (read.in_file) {
+        staging.load(read.in_file, read.count, read.file_dtype, read.memory_dtype, get);
+      } else {
+        staging.load(read.out, read.device, read.count, read.file_dtype, read.memory_dtype, get);
+      }
     }
   }
 }
@@ -153,26 +164,26 @@ std::string list_candidates(const fs::path& dir) {
 
 }  // namespace
 
-void load(comm::Communicator& communicator, const fs::path& step_folder, State& state,
+void load(comm::Communicator& communicator, const std::string& step_folder, State& state,
           LoadParts parts) {
   Scalars scalars;
-  together(communicator, fmt::format("loading '{}'", step_folder.string()), [&] {
+  together(communicator, fmt::format("loading '{}'", step_folder), [&] {
     scalars = load_pieces(step_folder, state, parts);
     return std::string();
   });
   state.scalars = std::move(scalars);
 }
 
-Scalars read_scalars(const fs::path& step_folder) {
+Scalars read_scalars(const std::string& step_folder) {
   return read_manifest(step_folder).scalars;
 }
 
-void verify(const fs::path& step_folder) {
+void verify(const std::string& step_folder) {
   verify_share(step_folder, 0, 1);
 }
 
-std::optional<Found> find_latest(comm::Communicator& communicator, const fs::path& dir) {
-  const std::string doing = fmt::format("looking for checkpoints in '{}'", dir.string());
+std::optional<Found> find_latest(comm::Communicator& communicator, const std::string& dir) {
+  const std::string doing = fmt::format("looking for checkpoints in '{}'", dir);
   const auto messages = together(communicator, doing, [&] {
     return communicator.rank() == 0 ? list_candidates(dir) : std::string();
   });
@@ -180,7 +191,7 @@ std::optional<Found> find_latest(comm::Communicator& communicator, const fs::pat
   Found found;
   for (const auto& step : listed.at("steps")) {
     found.step = step.get<std::int64_t>();
-    found.path = dir / step_name(found.step);
+    found.path = fs::path(dir) / step_name(found.step);
     try {
       together(communicator, step_name(found.step), [&] {
         verify_share(found.path, static_cast<std::size_t>(communicator.rank()),
@@ -202,8 +213,8 @@ std::optional<Found> find_latest(comm::Communicator& communicator, const fs::pat
     return found;
   }
   TESSERA_CHECK(found.skipped.empty(), ErrorCode::checkpoint,
-                "no checkpoint in '{}' is intact: {}; restore one or start in another folder",
-                dir.string(), fmt::join(found.skipped, "; "));
+                "no checkpoint in '{}' is intact: {}; restore one or start in another folder", dir,
+                fmt::join(found.skipped, "; "));
   return std::nullopt;
 }
 

@@ -15,11 +15,15 @@ LogicalTensor logical(const std::string& name, const ShardedParameter& parameter
   tensor.shape.assign(parameter.shape.sizes().begin(), parameter.shape.sizes().end());
   const std::int64_t begin = direction == Direction::save ? parameter.save_first : 0;
   const std::int64_t count = direction == Direction::save ? parameter.save_count : local.elements();
-  if (count > 0) {
-    tensor.pieces.push_back(
-        {parameter.first + begin, count,
-         local.data() + static_cast<std::size_t>(begin) * size_of(local.dtype()), local.device()});
+  if (count == 0) return tensor;
+  const std::size_t skipped = static_cast<std::size_t>(begin) * size_of(local.dtype());
+  Piece piece{parameter.first + begin, count, nullptr, local.device()};
+  if (const FilePlace& place = local.storage()->file()) {
+    piece.file = {place.file, place.offset + local.impl()->offset + skipped};
+  } else {
+    piece.data = local.data() + skipped;
   }
+  tensor.pieces.push_back(piece);
   return tensor;
 }
 
@@ -58,9 +62,8 @@ namespace tessera {
 
 using checkpoint::Direction;
 
-std::filesystem::path save(const Context& context, const std::filesystem::path& folder,
-                           const ShardedModel& model, optim::Optimizer& optimizer,
-                           const SaveOptions& options) {
+std::string save(const Context& context, const std::string& folder, const ShardedModel& model,
+                 optim::Optimizer& optimizer, const SaveOptions& options) {
   checkpoint::State state = checkpoint::state_of(model, &optimizer, Direction::save);
   state.scalars = options.scalars;
   nlohmann::json& counts = checkpoint::json_of(state.scalars)[checkpoint::step_counts_key];
@@ -71,8 +74,8 @@ std::filesystem::path save(const Context& context, const std::filesystem::path& 
                           {options.type, options.model_dtype, options.keep, options.files});
 }
 
-Scalars load(const Context& context, const std::filesystem::path& step_folder,
-             const ShardedModel& model, optim::Optimizer& optimizer) {
+Scalars load(const Context& context, const std::string& step_folder, const ShardedModel& model,
+             optim::Optimizer& optimizer) {
   checkpoint::State state = checkpoint::state_of(model, &optimizer, Direction::load);
   checkpoint::load(context.communicator(), step_folder, state);
   const nlohmann::json& scalars = checkpoint::json_of(state.scalars);
@@ -80,11 +83,11 @@ Scalars load(const Context& context, const std::filesystem::path& step_folder,
   TESSERA_CHECK(
       found != scalars.end() && found->is_object(), ErrorCode::checkpoint,
       "{}: the manifest's scalars have no {}; the checkpoint was not written by tessera::save",
-      step_folder.string(), checkpoint::step_counts_key);
+      step_folder, checkpoint::step_counts_key);
   std::vector<std::int64_t> steps;
   for (const auto& parameter : optimizer.parameters()) {
     TESSERA_CHECK(found->contains(parameter.name), ErrorCode::checkpoint,
-                  "{}: no optimizer step count for {}", step_folder.string(), parameter.name);
+                  "{}: no optimizer step count for {}", step_folder, parameter.name);
     steps.push_back(found->at(parameter.name).get<std::int64_t>());
   }
   optimizer.set_step_counts(std::move(steps));

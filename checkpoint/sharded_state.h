@@ -2,8 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
+#include <map>
 #include <optional>
+#include <string>
 
 #include "checkpoint/checkpoint.h"
 #include "engine/optim/optimizer.h"
@@ -13,7 +14,8 @@ namespace tessera::checkpoint {
 
 // The logical tensors of a model and, unless null, of its optimizer (made from model.parameters()),
 // with the pieces that this rank writes (every element once over all ranks) or reads (all that it
-// holds). Pieces point into the model's and optimizer's memory.
+// holds). Pieces point into the model's and optimizer's memory or, of
+// what is offloaded, into its files.
 enum class Direction : std::uint8_t { save, load };
 State state_of(const ShardedModel& model, optim::Optimizer* optimizer, Direction direction);
 
@@ -31,13 +33,12 @@ struct SaveOptions {
 };
 
 // Collective. Writes folder/step-N and returns its path.
-std::filesystem::path save(const Context& context, const std::filesystem::path& folder,
-                           const ShardedModel& model, optim::Optimizer& optimizer,
-                           const SaveOptions& options = {});
+std::string save(const Context& context, const std::string& folder, const ShardedModel& model,
+                 optim::Optimizer& optimizer, const SaveOptions& options = {});
 
 // Collective. Fills model and optimizer from a step folder written by any world size, strategy and
 // type; returns its scalars.
-Scalars load(const Context& context, const std::filesystem::path& step_folder,
-             const ShardedModel& model, optim::Optimizer& optimizer);
+Scalars load(const Context& context, const std::string& step_folder, const ShardedModel& model,
+             optim::Optimizer& optimizer);
 
 }  // namespace tessera

@@ -9,6 +9,7 @@
 
 #include "checkpoint/scalars.h"
 #include "engine/device.h"
+#include "engine/offload/file_place.h"
 #include "kernels/base/dtype.h"
 
 namespace tessera::checkpoint {
@@ -21,6 +22,7 @@ struct Piece {
   std::int64_t count = 0;
   std::byte* data = nullptr;
   Device device = Device::cpu();
+  FilePlace file = {};  // instead of `data`: offloaded state
 };
 
 // One logical tensor as one rank sees it. The pieces of all ranks cover the tensor (saving: exactly

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "engine/backend.h"
+#include "engine/offload/state_file.h"
 #include "kernels/registry.h"
 
 namespace tessera::checkpoint {
@@ -64,6 +65,19 @@ void Staging::store(const std::byte* in, Device device, std::int64_t count, DTyp
   }
 }
 
+void Staging::store(const FilePlace& in, std::int64_t count, DType from, DType to, const Put& put) {
+  std::byte* const read = transfer_buffer(Device::cpu());
+  const std::int64_t slice = slice_of(from, to);
+  for (std::int64_t done = 0; done < count; done += slice) {
+    const std::int64_t n = std::min(slice, count - done);
+    in.file->read(in.offset + bytes_of(done, from), read, bytes_of(n, from));
+    store(read, Device::cpu(), n, from, to,
+          [&](std::uint64_t offset, const void* data, std::size_t part) {
+            put(bytes_of(done, to) + offset, data, part);
+          });
+  }
+}
+
 void Staging::load(std::byte* out, Device device, std::int64_t count, DType from, DType to,
                    const Get& get) {
   if (from == to && is_host(device)) {
@@ -81,6 +95,19 @@ void Staging::load(std::byte* out, Device device, std::int64_t count, DType from
       kernels::cpu::cast({.in = read, .out = sent, .n = n, .in_dtype = from, .out_dtype = to});
     }
     if (!is_host(device)) current_queue(device).copy_from_host(target, sent, bytes_of(n, to));
+  }
+}
+
+void Staging::load(const FilePlace& out, std::int64_t count, DType from, DType to, const Get& get) {
+  std::byte* const loaded = transfer_buffer(Device::cpu());
+  const std::int64_t slice = slice_of(from, to);
+  for (std::int64_t done = 0; done < count; done += slice) {
+    const std::int64_t n = std::min(slice, count - done);
+    load(loaded, Device::cpu(), n, from, to,
+         [&](std::uint64_t offset, void* data, std::size_t part) {
+           get(bytes_of(done, from) + offset, data, part);
+         });
+    out.file->write(out.offset + bytes_of(done, to), loaded, bytes_of(n, to));
   }
 }
 

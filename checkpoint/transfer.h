@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "engine/device.h"
+#include "engine/offload/file_place.h"
 #include "kernels/base/dtype.h"
 
 namespace tessera::checkpoint {
@@ -29,11 +30,15 @@ class Staging {
   void store(const std::byte* in, Device device, std::int64_t count, DType from, DType to,
              const Put& put);
 
+  // The same with elements in a file of offloaded state.
+  void store(const FilePlace& in, std::int64_t count, DType from, DType to, const Put& put);
+
   // Calls get(offset, data, bytes) for the elements in `from` and leaves them at `out` on `device`,
   // in `to`.
   using Get = std::function<void(std::uint64_t offset, void* data, std::size_t bytes)>;
   void load(std::byte* out, Device device, std::int64_t count, DType from, DType to,
             const Get& get);
+  void load(const FilePlace& out, std::int64_t count, DType from, DType to, const Get& get);
 
  private:
   // Allocated on first use.

@@ -211,10 +211,14 @@ std::string Save::write() {
     if (writes_header) file.write_at(0, planned.header.data(), planned.header.size());
     for (; next < plan_.writes.size() && plan_.writes[next].file == i; ++next) {
       const PlannedWrite& run = plan_.writes[next];
-      staging.store(run.data, run.device, run.count, run.memory_dtype, run.file_dtype,
-                    [&](std::uint64_t offset, const void* data, std::size_t bytes) {
-                      file.write_at(run.offset + offset, data, bytes);
-                    });
+      const auto put = [&](std::uint64_t offset, const void* data, std::size_t bytes) {
+        file.write_at(run.offset + offset, data, bytes);
+      };
+      if (run.in_file) {
+        staging.store(run.in_file, run.count, run.memory_dtype, run.file_dtype, put);
+      } else {
+        staging.store(run.data, run.device, run.count, run.memory_dtype, run.file_dtype, put);
+      }
     }
     files_.push_back(std::move(file));
   }
@@ -304,8 +308,8 @@ std::string Save::commit() {
 
 }  // namespace
 
-fs::path save(comm::Communicator& communicator, const fs::path& dir, std::int64_t step,
-              const State& state, const SaveOptions& options) {
+std::string save(comm::Communicator& communicator, const std::string& dir, std::int64_t step,
+                 const State& state, const SaveOptions& options) {
   return Save(communicator, dir, step, state, options).run();
 }
 

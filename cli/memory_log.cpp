@@ -47,8 +47,12 @@ MemoryLog::MemoryLog(const Recipe& recipe, const Context& context, std::int64_t 
 std::optional<std::string> MemoryLog::end_step(const TrainingRun& training) {
   if (steps_left_ <= 0 || --steps_left_ > 0) return std::nullopt;
   const RankMemory measured = training.memory();
-  const nlohmann::ordered_json json = {{"planned", kinds_json(planned_.memory)},
-                                       {"measured", kinds_json(measured)}};
+  nlohmann::ordered_json json = {{"planned", kinds_json(planned_.memory)},
+                                 {"measured", kinds_json(measured)}};
+  if (measured.in_files.total() > 0 || planned_.memory.in_files.total() > 0) {
+    json["in_files"] = {{"planned", files_json(planned_.memory)},
+                        {"measured", files_json(measured)}};
+  }
   file_ << json.dump(2) << '\n';
   file_.close();
   TESSERA_CHECK(file_.good(), ErrorCode::runtime, "log.memory: {}: {}", path_,
@@ -66,6 +70,9 @@ std::optional<std::string> memory_difference(const RankMemory& planned,
   for (const MemoryKind kind : exact_kinds) {
     if (planned.of(kind) != measured.of(kind))
       differ(name_of(kind), planned.of(kind), measured.of(kind));
+    if (planned.in_files[kind] != measured.in_files[kind])
+      differ(fmt::format("{} in files", name_of(kind)), planned.in_files[kind],
+             measured.in_files[kind]);
   }
   const auto plan = static_cast<double>(planned.total());
   const auto run = static_cast<double>(measured.total());

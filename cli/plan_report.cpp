@@ -50,6 +50,25 @@ std::string memory_table(const PlanReport& report) {
   return text;
 }
 
+// Nothing where nothing is offloaded to files.
+std::string files_table(const PlanReport& report) {
+  const auto in_files = [](const StrategyPlan& row) {
+    return row.plan ? row.plan->memory.in_files.total() : 0;
+  };
+  if (std::none_of(report.plans.begin(), report.plans.end(), in_files)) return {};
+  std::string text(1, '\n');
+  text +=
+      table_line({"bytes of a rank in files", "parameters", "gradients", "optimizer", "total", ""});
+  for (const StrategyPlan& row : report.plans) {
+    if (!row.plan) continue;
+    const MemoryUse& files = row.plan->memory.in_files;
+    text += table_line({row_name(row), bytes_text(files[MemoryKind::parameters]),
+                        bytes_text(files[MemoryKind::gradients]),
+                        bytes_text(files[MemoryKind::optimizer]), bytes_text(files.total()), ""});
+  }
+  return text;
+}
+
 std::string traffic_table(const PlanReport& report) {
   std::string text = table_line({"a step's collectives", "phase", "ranks", "calls", "bytes", ""});
   for (const StrategyPlan& row : report.plans) {
@@ -110,6 +129,7 @@ nlohmann::ordered_json row_json(const PlanReport& report, const StrategyPlan& ro
   }
   const MemoryPlan& plan = *row.plan;
   json["bytes"] = kinds_json(plan.memory);
+  if (plan.memory.in_files.total() > 0) json["in_files"] = files_json(plan.memory);
   json["cached"] = plan.memory.cached;
   json["peak"] = {{"phase", plan.phase}, {"unit", plan.unit}};
   json["collectives"] = nlohmann::ordered_json::array();
@@ -145,7 +165,8 @@ std::string plan_text(const PlanReport& report) {
                   batch_size_per_rank(recipe, report.world.ranks), recipe.model.seq_len,
                   recipe.train.gradient_accumulation_steps,
                   recipe.train.gradient_accumulation_steps == 1 ? "" : "es");
-  return text + memory_table(report) + "\n" + traffic_table(report) + verdicts(report);
+  return text + memory_table(report) + files_table(report) + "\n" + traffic_table(report) +
+         verdicts(report);
 }
 
 nlohmann::ordered_json plan_json(const PlanReport& report) {
@@ -167,6 +188,14 @@ nlohmann::ordered_json plan_json(const PlanReport& report) {
   json["least"] = nullptr;
   if (report.advice.empty() && report.least) {
     json["least"] = {{"changes", report.least->changes}, {"total", report.least->total}};
+  }
+  return json;
+}
+
+nlohmann::ordered_json files_json(const RankMemory& memory) {
+  nlohmann::ordered_json json;
+  for (const MemoryKind kind : all_kinds) {
+    if (memory.in_files[kind] > 0) json[std::string(name_of(kind))] = memory.in_files[kind];
   }
   return json;
 }

@@ -43,5 +43,7 @@ std::string plan_text(const PlanReport& report);
 nlohmann::ordered_json plan_json(const PlanReport& report);
 // {"parameters": bytes, ..., "total": bytes}
 nlohmann::ordered_json kinds_json(const RankMemory& memory);
+// The same of what lies in files instead of in memory, of the kinds that do.
+nlohmann::ordered_json files_json(const RankMemory& memory);
 
 }  // namespace tessera::cli

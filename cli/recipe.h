@@ -72,6 +72,14 @@ struct TrainRecipe {
   DeviceChoice device = DeviceChoice::automatic;
 };
 
+using tessera::Placement;
+
+struct OffloadRecipe {
+  // Absent: `host` with offload_params, else `device`.
+  std::optional<Placement> parameters, gradients, optimizer;
+  std::optional<std::string> folder;
+};
+
 struct ShardingRecipe {
   ShardingStrategy sharding_strategy = ShardingStrategy::full_shard;
   AutoWrapPolicy auto_wrap_policy = AutoWrapPolicy::transformer_based;
@@ -88,6 +96,8 @@ struct ShardingRecipe {
   ActivationCheckpointing activation_checkpointing = ActivationCheckpointing::none;
   std::vector<std::string> activation_checkpointing_cls;  // empty: the units
   std::int64_t activation_checkpointing_every = 1;
+  bool offload_params = false;
+  OffloadRecipe offload;
 };
 
 struct CheckpointRecipe {
@@ -124,6 +134,9 @@ struct Recipe {
 Recipe load_recipe(const std::filesystem::path& path, const std::vector<std::string>& overrides);
 Recipe parse_recipe(std::string_view text, const std::string& source,
                     const std::vector<std::string>& overrides);
+
+// Where the recipe wants a rank's state.
+OffloadOptions offload_options(const Recipe& recipe);
 
 // Checks that concern several keys, or a key and the number of ranks. Needs no engine and touches
 // no file.

@@ -321,7 +321,6 @@ std::vector<RecipeKey> precision_and_group_keys() {
              "Accelerate's key; ranks always begin with equal weights."),
       always("sharding.cpu_ram_efficient_loading", true,
              "Accelerate's key; a rank always reads only its share."),
-      always("sharding.offload_params", false, "Accelerate's key; offload does not exist yet."),
       unavailable("sharding.reshard_after_forward", "Reshard to a smaller group after forward."),
       unavailable("sharding.ignored_modules", "Modules to leave unsharded."),
   };
@@ -344,6 +343,26 @@ std::vector<RecipeKey> recomputation_keys() {
           "Recompute every n-th of them, the first one included.", at_least(1)),
       always("sharding.activation_offload", false,
              "Kept inputs in the host's memory; that does not exist yet."),
+  };
+}
+
+std::vector<RecipeKey> offload_keys() {
+  const std::vector<Choice<Placement>> places = {
+      {"device", Placement::device}, {"host", Placement::host}, {"file", Placement::file}};
+  const auto place = [&](std::string name, auto access, std::string help) {
+    return default_is("`device`", choice(std::move(name), access, places, std::move(help)));
+  };
+  return {
+      key(TESSERA_KEY(sharding, offload_params),
+          "Accelerate's key: `host` for the three of `offload` that are not given."),
+      place(TESSERA_KEY(sharding, offload.parameters),
+            "Where a rank's masters lie between their uses. CPU ranks have no other `host` than "
+            "the device; on a GPU only `device` works in this version."),
+      place(TESSERA_KEY(sharding, offload.gradients), "Where its reduced gradients lie."),
+      place(TESSERA_KEY(sharding, offload.optimizer), "Where its moments lie."),
+      default_is("none", key(TESSERA_KEY(sharding, offload.folder),
+                             "A folder on a disk for what is in a `file`; it is made where it is "
+                             "missing, and nothing is left there.")),
   };
 }
 
@@ -405,9 +424,9 @@ void add_prefixed_synonyms(std::vector<RecipeKey>& keys) {
 
 std::vector<RecipeKey> all_keys() {
   std::vector<RecipeKey> keys;
-  for (auto part :
-       {model_keys(), model_config_keys(), data_keys(), train_keys(), strategy_keys(),
-        precision_and_group_keys(), recomputation_keys(), checkpoint_keys(), log_keys()}) {
+  for (auto part : {model_keys(), model_config_keys(), data_keys(), train_keys(), strategy_keys(),
+                    precision_and_group_keys(), recomputation_keys(), offload_keys(),
+                    checkpoint_keys(), log_keys()}) {
     for (RecipeKey& row : part) keys.push_back(std::move(row));
   }
   add_prefixed_synonyms(keys);

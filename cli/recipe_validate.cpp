@@ -114,7 +114,28 @@ void validate_recomputation(const Recipe& recipe) {
         "classes in sharding.activation_checkpointing_cls");
 }
 
+void validate_offload(const Recipe& recipe) {
+  const OffloadRecipe& offload = recipe.sharding.offload;
+  const bool files = offload_options(recipe).uses_files();
+  check(!files || offload.folder, recipe, "sharding.offload.folder",
+        "is missing: the folder, on a disk, for what sharding.offload has in a file");
+  check(!offload.folder || files, recipe, "sharding.offload.folder",
+        "needs file as one of sharding.offload.parameters, gradients, optimizer");
+  check(!offload.folder || !offload.folder->empty(), recipe, "sharding.offload.folder", "is empty");
+}
+
 }  // namespace
+
+OffloadOptions offload_options(const Recipe& recipe) {
+  const OffloadRecipe& offload = recipe.sharding.offload;
+  const Placement otherwise = recipe.sharding.offload_params ? Placement::host : Placement::device;
+  OffloadOptions options;
+  options.parameters = offload.parameters.value_or(otherwise);
+  options.gradients = offload.gradients.value_or(otherwise);
+  options.optimizer = offload.optimizer.value_or(otherwise);
+  options.folder = offload.folder.value_or("");
+  return options;
+}
 
 void validate(const Recipe& recipe, int world_size) {
   TESSERA_REQUIRE(world_size > 0, "validate() needs a world of at least one rank, got {}",
@@ -124,6 +145,7 @@ void validate(const Recipe& recipe, int world_size) {
   validate_train(recipe);
   validate_sharding(recipe, world_size);
   validate_recomputation(recipe);
+  validate_offload(recipe);
   check(!recipe.data.split_batches || recipe.data.batch_size % world_size == 0, recipe,
         "data.batch_size", "{} cannot be split over {} ranks (data.split_batches: true)",
         recipe.data.batch_size, world_size);

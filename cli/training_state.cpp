@@ -49,8 +49,8 @@ std::vector<std::string> TrainingRun::resume() {
     const auto found = checkpoint::find_latest(context_.communicator(), *recipe_.checkpoint.dir);
     if (found) {
       for (const std::string& reason : found->skipped) notes.push_back("passed over " + reason);
-      load_checkpoint(found->path.string());
-      notes.push_back(fmt::format("resumed from {}", found->path.string()));
+      load_checkpoint(found->path);
+      notes.push_back(fmt::format("resumed from {}", found->path));
       return notes;
     }
   } else if (mode != "auto" && mode != "never") {
@@ -65,8 +65,8 @@ std::vector<std::string> TrainingRun::resume() {
         found.has_value(), ErrorCode::checkpoint,
         "{}: checkpoint.resume: {} has no committed checkpoint (step-N with a manifest.json)",
         where(recipe_, "checkpoint.resume"), mode);
-    load_checkpoint(found->path.string());
-    return {fmt::format("resumed from {}", found->path.string())};
+    load_checkpoint(found->path);
+    return {fmt::format("resumed from {}", found->path)};
   }
   if (recipe_.model.pretrained) {
     load_pretrained();
@@ -124,7 +124,7 @@ std::string TrainingRun::save() {
       .set("shuffle", recipe_.data.shuffle);
   options.files["config.json"] = model_->config(recipe_.checkpoint.dtype).dump(2) + "\n";
   options.files["recipe.json"] = to_json(recipe_).dump(2) + "\n";
-  return tessera::save(context_, *recipe_.checkpoint.dir, *sharded_, *optimizer_, options).string();
+  return tessera::save(context_, *recipe_.checkpoint.dir, *sharded_, *optimizer_, options);
 }
 
 }  // namespace tessera::cli

@@ -149,6 +149,16 @@ void MemoryPool::set_on_peak(std::function<void()> callback) {
   state_->on_peak = std::move(callback);
 }
 
+void MemoryPool::count_file(MemoryKind kind, std::size_t bytes) {
+  const std::lock_guard lock(state_->mutex);
+  state_->stats.in_files[kind] += bytes;
+}
+
+void MemoryPool::uncount_file(MemoryKind kind, std::size_t bytes) {
+  const std::lock_guard lock(state_->mutex);
+  state_->stats.in_files[kind] -= bytes;
+}
+
 void MemoryPool::trim() {
   const std::lock_guard lock(state_->mutex);
   for (const auto& [size, block] : state_->free) {

@@ -20,8 +20,9 @@ struct MemoryStats {
   std::size_t peak_in_use = 0;  // largest in_use since the last reset
   std::size_t reserved = 0;     // bytes held from the system
   std::uint64_t system_allocations = 0;
-  MemoryUse use;      // what is handed out, by kind; its total is in_use
-  MemoryUse at_peak;  // the same when in_use came to peak_in_use
+  MemoryUse use;       // what is handed out, by kind; its total is in_use
+  MemoryUse at_peak;   // the same when in_use came to peak_in_use
+  MemoryUse in_files;  // what lies in files instead (engine/offload): none of the above counts it
 };
 
 class MemoryPool;
@@ -90,6 +91,9 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
   // Called, on the allocating thread, by each allocation that raises the peak. For planning; one at
   // a time, and none when empty.
   void set_on_peak(std::function<void()> callback);
+  // Counts what lies in files.
+  void count_file(MemoryKind kind, std::size_t bytes);
+  void uncount_file(MemoryKind kind, std::size_t bytes);
   // Gives cached blocks that nobody uses back to the system.
   void trim();
 

@@ -1,7 +1,10 @@
 // Owned and lent memory behind one type.
 #include "engine/storage.h"
 
+#include <sys/mman.h>
+
 #include "engine/memory.h"
+#include "engine/offload/state_file.h"
 #include "kernels/base/error.h"
 
 namespace tessera {
@@ -14,15 +17,38 @@ std::shared_ptr<Storage> Storage::allocate(std::size_t bytes, Device device) {
   return storage;
 }
 
+std::shared_ptr<Storage> Storage::part_of(const std::shared_ptr<Storage>& whole, std::size_t offset,
+                                          std::size_t bytes) {
+  TESSERA_REQUIRE(!whole->is_lent(), "a part of {}, which is lent", whole->name_);
+  TESSERA_REQUIRE(offset <= whole->bytes_ && bytes <= whole->bytes_ - offset,
+                  "bytes {} to {} of a storage of {}", offset, offset + bytes, whole->bytes_);
+  auto storage = std::shared_ptr<Storage>(new Storage(bytes, whole->device_));
+  if (whole->data_ == nullptr) return storage;  // on `meta`
+  storage->owned_ = std::shared_ptr<std::byte>(whole->owned_, whole->data_ + offset);
+  storage->data_ = storage->owned_.get();
+  return storage;
+}
+
 std::shared_ptr<Storage> Storage::lent(std::size_t bytes, Device device, std::string name) {
   auto storage = std::shared_ptr<Storage>(new Storage(bytes, device));
   storage->name_ = std::move(name);
   return storage;
 }
 
+std::shared_ptr<Storage> Storage::in_file(const std::shared_ptr<StateFile>& file,
+                                          std::size_t bytes) {
+  auto storage = std::shared_ptr<Storage>(new Storage(bytes, file->folder().device));
+  storage->file_ = {file, file->take(bytes)};
+  return storage;
+}
+
 std::byte* Storage::data() const {
   if (data_ != nullptr) [[likely]]
     return data_;
+  if (file_) {
+    map();
+    return data_;
+  }
   if (on_missing_) {
     on_missing_();
     if (data_ != nullptr) return data_;
@@ -30,12 +56,21 @@ std::byte* Storage::data() const {
   fail_missing();
 }
 
+void Storage::map() const {
+  owned_ = file_.file->map(file_.offset, bytes_);
+  data_ = owned_.get();
+}
+
+void Storage::drop_mapped() const {
+  if (file_ && data_ != nullptr) (void)::madvise(data_, bytes_, MADV_DONTNEED);  // advice
+}
+
 void Storage::fail_missing() const {
   if (device_.is_meta()) misuse("a tensor on `meta` has no memory; materialise it first");
   misuse(
       "{} is sharded now: its parameters can be read inside their module's forward and backward, "
-      "or "
-      "within an unsharded(model) scope",
+      "or within an unsharded(model) scope; a module whose forward reads another's parameter says "
+      "so in its constructor, by reads_parameter(tensor)",
       name_);
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "engine/device.h"
+#include "engine/offload/file_place.h"
 
 namespace tessera {
 
@@ -20,8 +21,16 @@ class Storage {
  public:
   // Owned memory from the thread's pool; none on `meta`.
   static std::shared_ptr<Storage> allocate(std::size_t bytes, Device device);
+  // A part of another's owned memory, which lives as long as either does. What is said of it (who
+  // is told of writes, padding, a pending factor) is said of this part alone.
+  static std::shared_ptr<Storage> part_of(const std::shared_ptr<Storage>& whole, std::size_t offset,
+                                          std::size_t bytes);
   // Memory comes later, through attach(). `name` says whose it is in errors.
   static std::shared_ptr<Storage> lent(std::size_t bytes, Device device, std::string name);
+  // The next bytes of a file of state. Whoever has to do with all of them works on them in pieces
+  // (engine/offload/file_window.h); data() maps them, for whoever reads a few.
+  static std::shared_ptr<Storage> in_file(const std::shared_ptr<StateFile>& file,
+                                          std::size_t bytes);
 
   // The address now; no pointer from before a detach() is valid after it. A logic_error when there
   // is none.
@@ -29,10 +38,22 @@ class Storage {
   // For whoever reads values outside of any computation: never asks anybody to bring them. A
   // logic_error when there are none.
   void require_present() const {
-    if (data_ == nullptr) [[unlikely]]
+    if (!present()) [[unlikely]]
       fail_missing();
   }
-  [[nodiscard]] bool present() const { return data_ != nullptr; }
+  [[nodiscard]] bool present() const { return data_ != nullptr || file_; }
+  // Where it lies; none: in memory.
+  [[nodiscard]] const FilePlace& file() const { return file_; }
+  // Memory that a mapping has taken goes back to the system; addresses stay valid.
+  void drop_mapped() const;
+
+  // Where optimizers keep the state that goes with what lies here; none: in memory.
+  [[nodiscard]] const std::shared_ptr<const StateFolder>& state_folder() const {
+    return state_folder_;
+  }
+  void set_state_folder(std::shared_ptr<const StateFolder> folder) {
+    state_folder_ = std::move(folder);
+  }
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
   [[nodiscard]] bool is_lent() const { return !name_.empty(); }
   [[nodiscard]] Device device() const { return device_; }
@@ -70,8 +91,12 @@ class Storage {
   Storage(std::size_t bytes, Device device) : bytes_(bytes), device_(device) {}
   [[noreturn]] void fail_missing() const;
 
-  std::shared_ptr<std::byte> owned_;
-  std::byte* data_ = nullptr;
+  void map() const;
+
+  mutable std::shared_ptr<std::byte> owned_;  // a file's: its mapping, from the first data() on
+  mutable std::byte* data_ = nullptr;
+  FilePlace file_;
+  std::shared_ptr<const StateFolder> state_folder_;
   std::size_t bytes_;
   Device device_;
   std::string name_;

@@ -4,13 +4,15 @@
     scripts/summary.py RESULTS_FOLDER [--closing-line]
 
 RESULTS_FOLDER holds a folder for each run. In it: `ctest.xml` (ctest --output-junit) with `gtest/*.xml`
-(a GoogleTest program's own count of its cases), or `pytest.xml`; or `passed`, `failed`, `skipped`, text
-files that each stand for one check, with the reason in them; `absent` is a note on what does not run here
-and counts for nothing. With --closing-line the last line is "N passed, N failed, N skipped" alone.
+(a GoogleTest program's own count of its cases) and, for the run `tests`, `labels.json` (ctest
+--show-only=json-v1), or `pytest.xml`; or `passed`, `failed`, `skipped`, text files that each stand for one
+check, with the reason in them; `absent` is a note on what does not run here and counts for nothing. With
+--closing-line the last line is "N passed, N failed, N skipped" alone.
 Exit status 1 when anything failed, or when nothing ran.
 """
 import argparse
 import collections
+import json
 import os
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -28,12 +30,18 @@ class Tier:
         setattr(self, outcome, getattr(self, outcome) + amount)
 
 
-def tier_of(test):
-    """The tier that a ctest name belongs to, as tests/CMakeLists.txt labels it."""
-    first = test.split("/")[0]
-    if first in ("tidiness", "consumer"):
-        return first
-    return "slow" if test.endswith("_slow_test") else "quick"
+TIERS = ("tidiness", "consumer", "quick", "longer", "slow")  # a test's is the first of them that it is labelled with
+
+
+def read_tiers(path):
+    """ctest name -> tier, from what `ctest --show-only=json-v1` prints."""
+    with open(path, encoding="utf-8") as file:
+        tests = json.load(file)["tests"]
+    tiers = {}
+    for test in tests:
+        labels = [p["value"] for p in test.get("properties", ()) if p["name"] == "LABELS"]
+        tiers[test["name"]] = next((tier for tier in TIERS if labels and tier in labels[0]), "unlabelled")
+    return tiers
 
 
 def outcome_of(case):
@@ -75,10 +83,10 @@ def add_cases(tier, cases, prefix):
     return failed
 
 
-def add_ctest(tiers, run, path, reports):
+def add_ctest(tiers, run, path, tier_of, reports):
     for test in ElementTree.parse(path).getroot().iter("testcase"):
         name = test.get("name")
-        tier = tiers[tier_of(name) if run == "tests" else run]
+        tier = tiers[tier_of[name] if run == "tests" else run]
         tier.seconds += float(test.get("time") or 0)
         outcome, reason = outcome_of(test)
         failed_cases = add_cases(tier, reports.get(name.replace("/", "_"), ()), f"{name}: ")
@@ -96,7 +104,8 @@ def read_results(folder):
     for run in sorted(os.listdir(folder), key=lambda run: (run != "tests", run)):
         inside = os.path.join(folder, run)
         if os.path.exists(os.path.join(inside, "ctest.xml")):
-            add_ctest(tiers, run, os.path.join(inside, "ctest.xml"), read_gtest(os.path.join(inside, "gtest")))
+            tier_of = read_tiers(os.path.join(inside, "labels.json")) if run == "tests" else {}
+            add_ctest(tiers, run, os.path.join(inside, "ctest.xml"), tier_of, read_gtest(os.path.join(inside, "gtest")))
         if os.path.exists(os.path.join(inside, "pytest.xml")):
             root = ElementTree.parse(os.path.join(inside, "pytest.xml")).getroot()
             add_cases(tiers[run], root.iter("testcase"), "")

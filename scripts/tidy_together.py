@@ -4,8 +4,8 @@
     scripts/tidy_together.py --tool CLANG_TIDY --build FOLDER --jobs N FILE ...
 
 Sources that are compiled with the same options are joined, one after the other, into a file of FOLDER/tidy: joined and
-not included, because some checks look at the main file alone. Findings are reported where they stand. Exit status 1 when
-there is one.
+not included, because some checks look at the main file alone. Where they do not compile as one, each is read by itself.
+Findings are reported where they stand. Exit status 1 when there is one.
 """
 import argparse
 import bisect
@@ -22,6 +22,7 @@ INCLUDED = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
 # Read alone: a vectorised kernel, which includes itself once for each instruction set (one is enough to read it), and what
 # includes yaml-cpp, which declares a class by the name of one of ours.
 ALONE = re.compile(r"#\s*(define HWY_TARGET_INCLUDE|include <yaml-cpp/)")
+DOES_NOT_COMPILE = "[clang-diagnostic-error]"
 # Were warnings errors for the compiler already, those in headers that are not ours to judge (CUDA's names in the
 # emulator) would count.
 OPTIONS = ["--quiet", "--extra-arg=-DHWY_COMPILE_ONLY_STATIC", "--extra-arg=-Wreserved-identifier", "--extra-arg=-Wno-error"]
@@ -83,9 +84,9 @@ def where_they_stand(output, path, group, begins):
     return re.sub(re.escape(path) + r":(\d+):", place, output)
 
 
-def check(number, group, commands, arguments):
+def check(place, group, commands, arguments):
     """(whether it is tidy, what clang-tidy said)"""
-    folder = os.path.join(arguments.build, "tidy", str(number))
+    folder = os.path.join(arguments.build, "tidy", place)
     os.makedirs(folder, exist_ok=True)
     path = os.path.abspath(os.path.join(folder, "joined.cpp"))
     begins = join(group, path)
@@ -93,6 +94,9 @@ def check(number, group, commands, arguments):
     with open(os.path.join(folder, "compile_commands.json"), "w", encoding="utf-8") as file:
         json.dump([{"directory": directory, "command": f"{command} -c {path}", "file": path}], file)
     run = subprocess.run([arguments.tool, "-p", folder, *OPTIONS, path], capture_output=True, text=True, check=False)
+    if len(group) > 1 and DOES_NOT_COMPILE in run.stdout:  # two use one name, and are never compiled together
+        single = [check(os.path.join(place, str(i)), [member], commands, arguments) for i, member in enumerate(group)]
+        return all(good for good, _ in single), "\n".join(said.strip() for good, said in single if not good)
     return run.returncode == 0, where_they_stand(run.stdout, path, group, begins) or run.stderr
 
 
@@ -109,7 +113,8 @@ def main():
     groups = groups_of(files, commands)
     tidy = True
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        for good, said in pool.map(lambda item: check(*item, commands, arguments), enumerate(groups)):
+        for good, said in pool.map(lambda item: check(str(item[0]), item[1], commands, arguments),
+                                   enumerate(groups)):
             if not good:
                 tidy = False
                 print(said.strip(), flush=True)

@@ -12,8 +12,8 @@ namespace tessera {
 
 // The units but the root, or the modules of the named classes; of modules inside one another the
 // outermost, so that nothing runs a third time; of these every n-th, the first one included.
-// Error(configuration) for a class that is nowhere in the tree, and where there is nothing to
-// choose.
+// Error(configuration) for a class that is nowhere in the tree, one whose modules are not called (a
+// list; parts of a fused operation), and where there is nothing to choose.
 std::vector<UnitModule> choose_recomputed(nn::Module& root, const std::vector<UnitModule>& units,
                                           const ShardingOptions& options);
 

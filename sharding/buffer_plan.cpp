@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "engine/offload/file_window.h"
 #include "sharding/comm/scratch.h"
 
 namespace tessera {
@@ -33,6 +34,10 @@ std::size_t gradient_bytes(const UnitLayout& layout, DType dtype) {
   return static_cast<std::size_t>(layout.gradient_elements()) * size_of(dtype);
 }
 
+std::size_t local_gradient_bytes(const UnitLayout& layout) {
+  return static_cast<std::size_t>(local_gradient_elements(layout)) * size_of(sum_dtype_of(layout));
+}
+
 class Planner {
  public:
   Planner(const std::vector<PlannedUnit>& units, const ShardingOptions& options,
@@ -41,11 +46,11 @@ class Planner {
         options_(options),
         world_(world),
         no_sync_(no_sync),
-        shards_(shards_of(options, world.size)),
-        shard_(world.rank % shards_) {}
+        shards_(shards_of(options, world.size)) {}
 
   BufferPlan plan() {
     for (std::size_t i = 0; i < units_.size(); ++i) add_unit(static_cast<int>(i));
+    add_windows();
     add_pools();
     add_sums();
     add_scratch();
@@ -59,7 +64,36 @@ class Planner {
            int count = 1, bool one_copy = false) {
     if (bytes == 0 || count == 0) return;
     plan_.buffers.push_back({use, kind, unit, std::move(name), bytes, count,
-                             one_copy && !world_.nccl && world_.size > 1});
+                             one_copy && !world_.nccl && world_.size > 1, false});
+  }
+  void add_in(Placement placement, BufferUse use, MemoryKind kind, int unit, std::string name,
+              std::size_t bytes) {
+    const std::size_t before = plan_.buffers.size();
+    add(use, kind, unit, std::move(name), bytes);
+    if (plan_.buffers.size() > before) plan_.buffers.back().in_file = placement == Placement::file;
+  }
+
+  void add_windows() {
+    const OffloadOptions& offload = options_.offload;
+    if (!offload.uses_files()) return;
+    const FileNeeds needs = file_needs(units_);
+    const auto window = [&](BufferUse use, MemoryKind kind, const char* name, std::size_t largest,
+                            int count) {
+      if (largest == 0) return;
+      add(use, kind, -1, name, FileWindow::bytes(offload.piece_bytes, largest), count);
+    };
+    if (offload.parameters == Placement::file) {
+      window(BufferUse::master_window, MemoryKind::parameters, "windows on masters",
+             needs.largest_master, 2);
+    }
+    if (offload.gradients == Placement::file) {
+      window(BufferUse::gradient_window, MemoryKind::gradients, "window on gradients",
+             needs.largest_gradient, 1);
+      if (needs.largest_gradient > 0) {
+        add(BufferUse::reduced_gradient, MemoryKind::gradients, -1, "gradient on its way to a file",
+            AlignedMemory::bytes(needs.largest_gradient));
+      }
+    }
   }
 
   void add_unit(int index) {
@@ -68,22 +102,20 @@ class Planner {
     const bool is_root = index == 0;
     if (layout.slots().empty()) return;
     std::size_t masters = 0;
-    for (std::size_t s = 0; s < layout.segments().size(); ++s) {
-      masters += static_cast<std::size_t>(layout.local(static_cast<int>(s), shard_).count) *
-                 size_of(layout.segments()[s].master_dtype);
+    for (const auto& segment : layout.segments()) {
+      masters += static_cast<std::size_t>(segment.share) * size_of(segment.master_dtype);
     }
-    add(BufferUse::masters, MemoryKind::parameters, index, "master shard of " + title(unit),
-        masters);
+    add_in(options_.offload.parameters, BufferUse::masters, MemoryKind::parameters, index,
+           "master shard of " + title(unit), masters);
     if (shares_parameter_pool(layout, options_, is_root)) {
       sharing_.push_back(index);
-    } else if (!computes_on_master(layout)) {
+    } else if (!computes_on_master(layout, options_.offload)) {
       add(BufferUse::gathered, MemoryKind::communication, index, "parameters of " + title(unit),
           layout.bytes(), 1, true);
     }
     if (layout.gradient_elements() == 0) return;
-    add(BufferUse::gradient_shard, MemoryKind::gradients, index, "gradient shard of " + title(unit),
-        static_cast<std::size_t>(local_gradient_elements(layout, shard_)) *
-            size_of(sum_dtype_of(layout)));
+    add_in(options_.offload.gradients, BufferUse::gradient_shard, MemoryKind::gradients, index,
+           "gradient shard of " + title(unit), local_gradient_bytes(layout));
     if (has_own_gradient(options_, is_root)) {
       add(BufferUse::gradient, MemoryKind::communication, index, "gradient of " + title(unit),
           gradient_bytes(layout, gradient_dtype_of(layout, options_)));
@@ -120,7 +152,7 @@ class Planner {
     if (shards_ == 1 || replicas() == 1) return;
     std::size_t largest = 0;
     for (const PlannedUnit& unit : units_) {
-      const auto elements = static_cast<std::size_t>(local_gradient_elements(*unit.layout, shard_));
+      const auto elements = static_cast<std::size_t>(local_gradient_elements(*unit.layout));
       largest = std::max(largest, elements * size_of(sum_dtype_of(*unit.layout)));
     }
     add(BufferUse::partial_sums, MemoryKind::communication, -1, "partial sums", largest);
@@ -149,16 +181,15 @@ class Planner {
     }
     if (world_.nccl) {
       std::vector<std::int64_t> counts;
-      for (std::size_t s = 0; s < layout.segments().size(); ++s) {
-        const std::int64_t count = layout.local(static_cast<int>(s), shard_).count;
-        if (layout.segments()[s].trainable && count > 0) counts.push_back(count);
+      for (const auto& segment : layout.segments()) {
+        if (segment.trainable) counts.push_back(segment.share);
       }
       reduce = std::max(
           reduce, comm::nccl_reduce_scatter_scratch(counts, shards_, wire, world_.fixed_order));
     }
     if (replicas() == 1) return;
-    across = std::max(
-        across, all_reduce_scratch(local_gradient_elements(layout, shard_), sum_dtype_of(layout)));
+    across =
+        std::max(across, all_reduce_scratch(local_gradient_elements(layout), sum_dtype_of(layout)));
   }
 
   [[nodiscard]] std::size_t all_reduce_scratch(std::int64_t count, DType in_dtype) const {
@@ -181,7 +212,6 @@ class Planner {
   const PlannedWorld& world_;
   const bool no_sync_;
   const int shards_;
-  const int shard_;
   std::vector<int> sharing_;   // units in the pool of parameters
   std::vector<int> reducing_;  // units in the pool of gradients
   BufferPlan plan_;
@@ -191,7 +221,17 @@ class Planner {
 
 std::size_t BufferPlan::bytes(MemoryKind kind) const {
   std::size_t sum = 0;
-  for (const PlannedBuffer& buffer : buffers) sum += buffer.kind == kind ? buffer.total() : 0;
+  for (const PlannedBuffer& buffer : buffers) {
+    if (buffer.kind == kind && !buffer.in_file) sum += buffer.total();
+  }
+  return sum;
+}
+
+std::size_t BufferPlan::bytes_in_files(MemoryKind kind) const {
+  std::size_t sum = 0;
+  for (const PlannedBuffer& buffer : buffers) {
+    if (buffer.kind == kind && buffer.in_file) sum += buffer.total();
+  }
   return sum;
 }
 
@@ -217,29 +257,48 @@ DType local_sum_dtype_of(const UnitLayout& layout, const ShardingOptions& option
   return gradient_dtype_of(layout, options) == float64 ? float64 : sum_dtype_of(layout);
 }
 
-bool computes_on_master(const UnitLayout& layout) {
+bool computes_on_master(const UnitLayout& layout, const OffloadOptions& offload) {
   const auto& segments = layout.segments();
-  return layout.shards() == 1 && segments.size() == 1 &&
-         segments[0].compute_dtype == segments[0].master_dtype;
+  return layout.shards() == 1 && offload.parameters != Placement::file && !segments.empty() &&
+         std::all_of(segments.begin(), segments.end(), [](const UnitLayout::Segment& segment) {
+           return segment.compute_dtype == segment.master_dtype;
+         });
 }
 
 bool shares_parameter_pool(const UnitLayout& layout, const ShardingOptions& options, bool is_root) {
   return !is_root && row_of(options.strategy).gathered == Gathered::per_pass &&
-         !computes_on_master(layout) && !layout.slots().empty();
+         !computes_on_master(layout, options.offload) && !layout.slots().empty();
 }
 
 bool has_own_gradient(const ShardingOptions& options, bool is_root) {
   return is_root || row_of(options.strategy).reduce == ReduceAt::end_of_backward;
 }
 
-std::int64_t local_gradient_elements(const UnitLayout& layout, int shard) {
+std::int64_t local_gradient_elements(const UnitLayout& layout) {
   std::int64_t elements = 0;
-  for (std::size_t s = 0; s < layout.segments().size(); ++s) {
-    if (!layout.segments()[s].trainable) continue;
-    const std::int64_t count = layout.local(static_cast<int>(s), shard).count;
-    elements += (count + gradient_alignment - 1) / gradient_alignment * gradient_alignment;
+  for (const auto& segment : layout.segments()) {
+    if (!segment.trainable) continue;
+    elements += (segment.share + gradient_alignment - 1) / gradient_alignment * gradient_alignment;
   }
   return elements;
+}
+
+FileNeeds file_needs(const std::vector<PlannedUnit>& units) {
+  FileNeeds needs;
+  for (const PlannedUnit& unit : units) {
+    const UnitLayout& layout = *unit.layout;
+    if (layout.slots().empty()) continue;
+    for (const UnitLayout::Segment& segment : layout.segments()) {
+      const std::size_t bytes = StateFile::round_up(static_cast<std::size_t>(segment.share) *
+                                                    size_of(segment.master_dtype));
+      needs.masters += bytes;
+      needs.largest_master = std::max(needs.largest_master, bytes);
+    }
+    const std::size_t gradient = StateFile::round_up(local_gradient_bytes(layout));
+    needs.gradients += gradient;
+    needs.largest_gradient = std::max(needs.largest_gradient, gradient);
+  }
+  return needs;
 }
 
 }  // namespace tessera

@@ -27,6 +27,9 @@ enum class BufferUse : std::uint8_t {
   local_sum,         // a unit's whole gradient over the passes inside no_sync()
   reduce_scratch,    // what the communicator of the shard group's reductions needs
   replicas_scratch,  // what the communicator across copies needs
+  master_window,     // through which masters in a file are worked on: by steps and by gathers
+  gradient_window,   // the same of gradients, by steps and the norm
+  reduced_gradient,  // in which a unit's gradient is reduced on its way to a file
 };
 
 struct PlannedBuffer {
@@ -37,12 +40,14 @@ struct PlannedBuffer {
   std::size_t bytes = 0;  // of each; a rank's own region, or the one copy that ranks share
   int count = 1;
   bool one_copy = false;  // ranks that see one memory hold it once between them
+  bool in_file = false;   // no memory
   [[nodiscard]] std::size_t total() const { return bytes * static_cast<std::size_t>(count); }
 };
 
 struct BufferPlan {
   std::vector<PlannedBuffer> buffers;
-  [[nodiscard]] std::size_t bytes(MemoryKind kind) const;
+  [[nodiscard]] std::size_t bytes(MemoryKind kind) const;  // of memory
+  [[nodiscard]] std::size_t bytes_in_files(MemoryKind kind) const;
 };
 
 // A unit as far as memory goes. The first one is the root, whose name is empty; a unit inside
@@ -55,7 +60,6 @@ struct PlannedUnit {
 // Where collectives run.
 struct PlannedWorld {
   int size = 1;
-  int rank = 0;
   Device device = Device::cpu();
   bool nccl = false;         // a GPU each; else ranks see one memory
   bool fixed_order = false;  // ConnectOptions::fixed_order
@@ -74,12 +78,19 @@ DType sum_dtype_of(const UnitLayout& layout);
 // The dtype of the sums of no_sync() passes.
 DType local_sum_dtype_of(const UnitLayout& layout, const ShardingOptions& options);
 // Whether the master shard itself serves as the gathered parameters (one shard, nothing to cast).
-bool computes_on_master(const UnitLayout& layout);
+bool computes_on_master(const UnitLayout& layout, const OffloadOptions& offload);
 // Whether its gathered parameters lie in a buffer that units take in turns.
 bool shares_parameter_pool(const UnitLayout& layout, const ShardingOptions& options, bool is_root);
 // Whether its gradient has a buffer of its own.
 bool has_own_gradient(const ShardingOptions& options, bool is_root);
 // Elements of a shard's reduced gradient, with the gaps between its segments.
-std::int64_t local_gradient_elements(const UnitLayout& layout, int shard);
+std::int64_t local_gradient_elements(const UnitLayout& layout);
+
+// A shard's masters and reduced gradients as ranges of a file, each rounded up as files do it.
+struct FileNeeds {
+  std::size_t masters = 0, largest_master = 0;      // of all, and of one segment
+  std::size_t gradients = 0, largest_gradient = 0;  // of all, and of one unit
+};
+FileNeeds file_needs(const std::vector<PlannedUnit>& units);
 
 }  // namespace tessera

@@ -28,6 +28,17 @@ kernels::ExactSum sum_in(const std::string& bytes) {
   return sum;
 }
 
+// Of gradients in a file piece by piece; a piece ends a block of the sum.
+template <class Add>
+void for_pieces(const optim::GradientRun& run, const Add& add) {
+  const FilePlace& place = run.storage->file();
+  if (!place) return add(run.data(), run.range.count);
+  const StreamedArray array{place.file->window(), place.offset, size_of(run.dtype)};
+  stream_arrays(
+      std::span(&array, 1), {run.at, run.range.count}, 0,
+      [&](ElementRange range, std::span<std::byte* const> where) { add(where[0], range.count); });
+}
+
 // Of the gradients that a rank holds: all units' sums in one accumulator of the device's memory,
 // and one wait for it. Padding is zero and each parameter begins a block of the sum, so a run over
 // several gives the same bits as each by itself.
@@ -38,9 +49,12 @@ kernels::ExactSum local_sum_of_squares(const Runtime& runtime) {
     for (const optim::Segment& segment : unit->optimizer_segments()) {
       const auto alike = [](std::size_t, std::size_t) { return true; };
       for (const auto& run : optim::gradient_runs(unit->local_parameters(), segment, alike)) {
-        TESSERA_LAUNCH(device, sum_of_squares,
-                       {run.data(), run.range.count, run.dtype, run.storage->pending_factor(),
-                        reinterpret_cast<kernels::ExactSum*>(accumulator.data())});
+        const auto add = [&](const std::byte* data, std::int64_t count) {
+          TESSERA_LAUNCH(device, sum_of_squares,
+                         {data, count, run.dtype, run.storage->pending_factor(),
+                          reinterpret_cast<kernels::ExactSum*>(accumulator.data())});
+        };
+        for_pieces(run, add);
       }
     }
   }
@@ -127,6 +141,8 @@ HeldBytes ShardedModel::held_bytes() const {
     held.parameters += unit->master_bytes();
     held.gradients += unit->gradient_bytes();
   }
+  held.parameters += runtime_->files().held_bytes(MemoryKind::parameters);
+  held.gradients += runtime_->files().held_bytes(MemoryKind::gradients);
   return held;
 }
 

@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t segment_alignment = 256;  // bytes; also a share's granule
+constexpr std::size_t share_alignment = 256;  // bytes of a segment's share
 
 template <class T>
 T round_up(T value, T unit) {
@@ -30,7 +30,7 @@ UnitLayout::UnitLayout(std::vector<ParameterSpec> parameters, int shards) : shar
                segment.master_dtype == spec.master_dtype && segment.trainable == spec.trainable;
       });
       if (found == segments_.end()) {
-        segments_.push_back({spec.compute_dtype, spec.master_dtype, trainable, 0, 0, 0});
+        segments_.push_back({spec.compute_dtype, spec.master_dtype, trainable, 0, 0, 0, 0});
         found = std::prev(segments_.end());
       }
       const std::int64_t first = round_up(found->elements, parameter_alignment);
@@ -39,22 +39,14 @@ UnitLayout::UnitLayout(std::vector<ParameterSpec> parameters, int shards) : shar
       slots_[i] = {std::move(spec), static_cast<int>(found - segments_.begin()), {first, count}};
     }
   }
-  std::size_t offset = 0;
   for (Segment& segment : segments_) {
-    segment.byte_offset = offset;
-    offset = round_up(
-        offset + static_cast<std::size_t>(segment.elements) * size_of(segment.compute_dtype),
-        segment_alignment);
-  }
-  bytes_ = std::max(segment_alignment, offset);
-  bytes_ = round_up(bytes_, segment_alignment * static_cast<std::size_t>(shards));
-  for (std::size_t i = 0; i < segments_.size();
-       ++i) {  // a segment reaches to the next one, the last to the end
-    const std::size_t end = i + 1 < segments_.size() ? segments_[i + 1].byte_offset : bytes_;
-    segments_[i].elements = static_cast<std::int64_t>((end - segments_[i].byte_offset) /
-                                                      size_of(segments_[i].compute_dtype));
-  }
-  for (Segment& segment : segments_) {
+    const auto granule =
+        static_cast<std::int64_t>(share_alignment / size_of(segment.compute_dtype));
+    segment.elements =
+        round_up(std::max<std::int64_t>(segment.elements, 1), granule * std::int64_t{shards});
+    segment.share = segment.elements / shards;
+    segment.byte_offset = bytes_;
+    bytes_ += segment.bytes();
     if (!segment.trainable) continue;
     segment.gradient_offset = gradient_elements_;
     gradient_elements_ += round_up(segment.elements, gradient_alignment);
@@ -63,13 +55,8 @@ UnitLayout::UnitLayout(std::vector<ParameterSpec> parameters, int shards) : shar
 }
 
 ElementRange UnitLayout::local(int segment, int shard) const {
-  const Segment& s = segments_[static_cast<std::size_t>(segment)];
-  const auto size = static_cast<std::int64_t>(size_of(s.compute_dtype));
-  const auto share = static_cast<std::int64_t>(share_bytes());
-  const auto offset = static_cast<std::int64_t>(s.byte_offset);
-  const std::int64_t first = std::max<std::int64_t>(0, shard * share - offset);
-  const std::int64_t end = std::max<std::int64_t>(first, (shard + 1) * share - offset);
-  return intersect({first / size, (end - first) / size}, {0, s.elements});
+  const std::int64_t share = segments_[static_cast<std::size_t>(segment)].share;
+  return {shard * share, share};
 }
 
 ElementRange UnitLayout::local_of(const Slot& slot, int shard) const {

@@ -2,9 +2,11 @@
 // arithmetic.
 //
 // A unit's parameters form segments of equal (compute dtype, master dtype, trainable), trainable
-// ones first. A parameter begins at a multiple of 32 elements (64 bytes or more), a segment at a
-// multiple of 256 bytes, and the whole is padded at its end so that a rank's share is a multiple of
-// 256 bytes. The place of a parameter depends on neither the strategy nor the number of shards.
+// ones first. Each segment is cut into equal shares, one a shard, and padded at its end so that
+// they are multiples of 256 bytes: whatever part of a unit is trainable, its state is spread over
+// all ranks. A shard's share of the unit are its shares of the segments. A parameter begins at a
+// multiple of 32 elements (64 bytes or more) of its segment; its place there depends on neither the
+// strategy nor the number of shards.
 #pragma once
 
 #include <cstddef>
@@ -39,10 +41,13 @@ class UnitLayout {
   struct Segment {
     DType compute_dtype, master_dtype;
     bool trainable;
-    std::size_t byte_offset;  // in the flat buffer
-    std::int64_t
-        elements;  // with the gaps between parameters; the last segment's reach to the buffer's end
+    std::size_t byte_offset;       // in the flat buffer
+    std::int64_t elements;         // with the gaps between parameters and the padding at the end
+    std::int64_t share;            // elements of each shard
     std::int64_t gradient_offset;  // in elements of the gradient buffer; trainable segments only
+    [[nodiscard]] std::size_t bytes() const {
+      return static_cast<std::size_t>(elements) * size_of(compute_dtype);
+    }
   };
   struct Slot {
     ParameterSpec spec;
@@ -56,7 +61,7 @@ class UnitLayout {
   [[nodiscard]] const std::vector<Segment>& segments() const { return segments_; }
   [[nodiscard]] const std::vector<Slot>& slots() const { return slots_; }  // in the given order
   [[nodiscard]] std::size_t bytes() const { return bytes_; }  // of the flat buffer, padded
-  [[nodiscard]] std::size_t share_bytes() const {
+  [[nodiscard]] std::size_t share_bytes() const {  // of a shard, of all segments together
     return bytes_ / static_cast<std::size_t>(shards_);
   }
   [[nodiscard]] std::int64_t gradient_elements() const { return gradient_elements_; }
@@ -64,7 +69,7 @@ class UnitLayout {
   // bits.
   [[nodiscard]] DType gradient_dtype() const;
 
-  // The part of a segment that shard `shard` holds; begins at a multiple of 32 elements.
+  // The part of a segment that shard `shard` holds: one share; begins at a multiple of 32 elements.
   [[nodiscard]] ElementRange local(int segment, int shard) const;
   // The part of a parameter that it holds, in elements of the parameter.
   [[nodiscard]] ElementRange local_of(const Slot& slot, int shard) const;

@@ -44,4 +44,31 @@ int reduction_group_of(const ShardingOptions& options, int world_size) {
   return requested;
 }
 
+std::string_view name_of(Placement placement) {
+  switch (placement) {
+    case Placement::device:
+      return "device";
+    case Placement::host:
+      return "host";
+    case Placement::file:
+      return "file";
+  }
+  return "unknown";
+}
+
+void check_offload(const OffloadOptions& options, DeviceType device) {
+  TESSERA_CHECK(!options.uses_files() || !options.folder.empty(), ErrorCode::configuration,
+                "offload to files needs a folder for them: sharding.offload.folder");
+  if (device != DeviceType::cuda) return;
+  const auto check = [](std::string_view what, Placement placement) {
+    TESSERA_CHECK(placement == Placement::device, ErrorCode::configuration,
+                  "sharding.offload.{}: {} is for CPU ranks in this version; on a GPU `device` "
+                  "works, with more ranks or activation_checkpointing where that is too much",
+                  what, name_of(placement));
+  };
+  check("parameters", options.parameters);
+  check("gradients", options.gradients);
+  check("optimizer", options.optimizer);
+}
+
 }  // namespace tessera

@@ -1,11 +1,14 @@
 // What a user chooses when sharding a module.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "engine/device.h"
 #include "kernels/base/dtype.h"
 #include "sharding/strategy.h"
 #include "sharding/wrap_policy.h"
@@ -24,6 +27,33 @@ enum class ActivationCheckpointing : std::uint8_t {
   full,       // the inputs: the rest is computed again
   selective,  // the inputs and what costs most to compute again: ops_worth_keeping
 };
+
+// Where a rank's state lies between its uses.
+enum class Placement : std::uint8_t {
+  device,
+  host,  // for CPU ranks the same as device
+  file,  // in a file of OffloadOptions::folder
+};
+std::string_view name_of(Placement placement);
+
+struct OffloadOptions {
+  Placement parameters = Placement::device;  // master shards
+  Placement gradients = Placement::device;   // reduced gradients
+  Placement optimizer = Placement::device;   // moments
+  // For `file`: made where it is missing. Files have no names there and go with the process.
+  std::string folder = {};
+  // Files are read and written in pieces of so many bytes, a multiple of 8192, past the page cache
+  // where the file system can.
+  std::size_t piece_bytes = std::size_t{4} << 20;
+  bool direct = true;
+
+  [[nodiscard]] bool uses_files() const {
+    return parameters == Placement::file || gradients == Placement::file ||
+           optimizer == Placement::file;
+  }
+};
+// Error(configuration) for what there is not: files without a folder, offload from a GPU.
+void check_offload(const OffloadOptions& options, DeviceType device);
 
 struct ShardingOptions {
   Strategy strategy = Strategy::full_shard;
@@ -51,6 +81,7 @@ struct ShardingOptions {
   ActivationCheckpointing activation_checkpointing = ActivationCheckpointing::none;
   std::vector<std::string> activation_checkpointing_cls = {};
   int activation_checkpointing_every = 1;
+  OffloadOptions offload = {};
 };
 
 // Ranks that hold one copy between them. Error(configuration) when the group does not divide the

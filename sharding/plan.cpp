@@ -1,6 +1,7 @@
 // Running a rank that is only counted.
 #include "sharding/plan.h"
 
+#include <algorithm>
 #include <exception>
 #include <map>
 #include <optional>
@@ -120,7 +121,9 @@ RankMemory measure_memory(const Context& context) {
   RankMemory memory;
   memory.use = stats.at_peak;
   memory.use[MemoryKind::communication] += context.communicator().held_bytes();
-  memory.cached = stats.reserved - stats.peak_in_use;
+  memory.in_files = stats.in_files;
+  // Less is held than at the peak where memory became short.
+  memory.cached = stats.reserved - std::min(stats.reserved, stats.peak_in_use);
   return memory;
 }
 
@@ -168,19 +171,19 @@ void take_two_steps(nn::Module& module, const PlanOptions& options, Planning& pl
   }
 }
 
-// Gives a module its parameters back.
+// Gives modules their parameters back, and those of others that they read.
 class ParameterKeeper {
  public:
   explicit ParameterKeeper(nn::Module& root) {
     for (const auto& [name, module] : root.named_modules()) {
-      kept_.push_back({module, module->own_parameters()});
+      kept_.push_back({module, parameters_of(*module)});
     }
   }
   ~ParameterKeeper() {
     for (const Kept& kept : kept_) {
-      const auto present = kept.module->own_parameters();
+      const std::vector<Tensor> present = parameters_of(*kept.module);
       for (std::size_t i = 0; i < present.size(); ++i) {
-        kept.module->replace_own_parameter(present[i].second, kept.parameters[i].second);
+        kept.module->replace_own_parameter(present[i], kept.parameters[i]);
       }
     }
   }
@@ -190,8 +193,14 @@ class ParameterKeeper {
  private:
   struct Kept {
     nn::Module* module;
-    std::vector<std::pair<std::string, Tensor>> parameters;
+    std::vector<Tensor> parameters;
   };
+  static std::vector<Tensor> parameters_of(const nn::Module& module) {
+    std::vector<Tensor> parameters = module.parameters_read();
+    for (const auto& [name, tensor] : module.own_parameters()) parameters.push_back(tensor);
+    return parameters;
+  }
+
   std::vector<Kept> kept_;
 };
 

@@ -46,6 +46,7 @@ struct PlannedCollective {
 // allocator's rounding in it.
 struct RankMemory {
   MemoryUse use;
+  MemoryUse in_files;      // what lies in files instead
   std::size_t cached = 0;  // free blocks that the pool keeps beside that
   [[nodiscard]] std::size_t of(MemoryKind kind) const {
     return use[kind] + (kind == MemoryKind::other ? use.rounding : 0);

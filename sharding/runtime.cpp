@@ -77,10 +77,12 @@ Runtime::Runtime(nn::Module& root, comm::Communicator& world, const ShardingOpti
   }
   compare_structures(world, options_, plan);  // first: what follows differs where these do
   check_dtypes(options_, plan);
+  check_offload(options_.offload, device_.stands_for());
   shards_ = shards_of(options_, world_size_);
   reduction_group_ = reduction_group_of(options_, world_size_);
   connect(world);
   choose_recomputation(root, plan);
+  create_files(plan);
   create_units(std::move(plan));
   gather_stream_ = std::make_unique<Stream>("gather", device_);
   reduce_stream_ = std::make_unique<Stream>("reduce", device_);
@@ -131,6 +133,18 @@ void Runtime::choose_recomputation(nn::Module& root, const std::vector<UnitPlan>
                                                     options_.activation_checkpointing);
 }
 
+void Runtime::create_files(const std::vector<UnitPlan>& plan) {
+  FileNeeds needs;
+  if (options_.offload.uses_files()) {
+    std::vector<UnitLayout> layouts;
+    for (const UnitPlan& planned : plan) layouts.emplace_back(planned.specs, shards_);
+    std::vector<PlannedUnit> units;
+    for (std::size_t i = 0; i < plan.size(); ++i) units.push_back({plan[i].unit.name, &layouts[i]});
+    needs = file_needs(units);
+  }
+  files_ = std::make_unique<OffloadFiles>(options_.offload, needs, rank_, device_);
+}
+
 void Runtime::create_units(std::vector<UnitPlan> plan) {
   states_.resize(plan.size());
   for (std::size_t i = 0; i < plan.size(); ++i) {
@@ -138,7 +152,7 @@ void Runtime::create_units(std::vector<UnitPlan> plan) {
     const UnitPlan planned = std::move(plan[i]);
     units_.push_back(std::make_unique<Unit>(planned.unit.name, static_cast<int>(i),
                                             planned.unit.parameters, planned.specs, shards_,
-                                            gather_group_->rank(), device_));
+                                            gather_group_->rank(), *files_));
     Unit& unit = *units_.back();
     if (unit.has_gradient()) unit.create_gradient_views(gradient_dtype_of(unit.layout(), options_));
     if (unit.computes_on_master()) states_[i].parameters = ParameterState::gathered;
@@ -194,7 +208,10 @@ void Runtime::watch_storages(Unit& unit) {
     unit.gradient_storage()->set_on_missing([this, &unit] { lend_gradient(unit); });
   }
   for (const auto& parameter : unit.local_parameters()) {
-    parameter.tensor.storage()->set_on_write([this, &unit] { invalidate(unit); });
+    parameter.tensor.storage()->set_on_write(
+        [this, &unit, trainable = parameter.tensor.requires_grad()] {
+          invalidate(unit, trainable);
+        });
     parameter.tensor.storage()->set_on_requires_grad(refuse);
   }
 }

@@ -45,6 +45,7 @@ class Runtime {
   void allocate();
 
   [[nodiscard]] const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
+  [[nodiscard]] const OffloadFiles& files() const { return *files_; }
   [[nodiscard]] const ShardingOptions& options() const { return options_; }
   [[nodiscard]] int world_size() const { return world_size_; }
   [[nodiscard]] int replicas() const { return world_size_ / shards_; }
@@ -68,6 +69,7 @@ class Runtime {
  private:
   void connect(comm::Communicator& world);
   void choose_recomputation(nn::Module& root, const std::vector<UnitPlan>& plan);
+  void create_files(const std::vector<UnitPlan>& plan);
   void create_units(std::vector<UnitPlan> plan);
   void create_hooks(nn::Module& module, Unit& unit);
   void watch_storages(Unit& unit);
@@ -110,7 +112,8 @@ class Runtime {
   void prefetch_recomputation(const ModuleCall& call);
   [[nodiscard]] bool stays_after_forward(const Unit& unit) const;
   [[nodiscard]] bool stays_until_synchronised(const Unit& unit);
-  void invalidate(Unit& unit);
+  // Some of its parameters are about to change, trainable or frozen ones.
+  void invalidate(Unit& unit, bool trainable);
 
   // Gradients.
   void lend_gradient(Unit& unit);
@@ -123,9 +126,10 @@ class Runtime {
     Event writable;  // the buffer may be written again
   };
   Reduced enqueue_reduction(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer, DType dtype);
-  [[nodiscard]] std::function<void()> reduction_of(Unit& unit,
-                                                   const std::shared_ptr<comm::Buffer>& buffer,
-                                                   DType dtype, comm::Tag tag);
+  // That leaves this shard's sums in the memory that it is given.
+  using Reduction = std::function<void(std::byte* sums)>;
+  [[nodiscard]] Reduction reduction_of(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer,
+                                       DType dtype, comm::Tag tag);
   void count_reduction(const Unit& unit, DType wire, DType sums);
   void expect_end_of_backward();
   void end_pass();
@@ -150,6 +154,7 @@ class Runtime {
   std::shared_ptr<comm::Communicator> reduce_group_;     // shard group, reduce stream
   std::shared_ptr<comm::Communicator> reduce_replicas_;  // ranks with the same shard, reduce stream
   std::shared_ptr<comm::Communicator> control_;          // shard group, compute stream
+  std::unique_ptr<OffloadFiles> files_;                  // before the units, which use it
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<UnitState> states_;  // by Unit::index()
   std::vector<std::shared_ptr<comm::Buffer>> free_parameter_buffers_;

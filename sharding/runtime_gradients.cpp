@@ -91,10 +91,14 @@ void Runtime::reduce_local_sum(Unit& unit) {
 
 Runtime::Reduced Runtime::enqueue_reduction(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer,
                                             DType dtype) {
-  unit.prepare_to_accumulate();
+  const Unit::Carried carried = unit.prepare_to_accumulate();
   const comm::Tag tag{pass_, static_cast<std::uint32_t>(unit.index()), comm::Phase::reduce};
   Reduced reduced;
-  reduced.done = enqueue(*reduce_stream_, reduction_of(unit, buffer, dtype, tag));
+  const auto work = [&unit, carried, reduction = reduction_of(unit, buffer, dtype, tag)] {
+    reduction(unit.open_gradient(carried));
+    unit.close_gradient();
+  };
+  reduced.done = enqueue(*reduce_stream_, work);
   comm::Communicator& group = first_reduction_group();
   reduced.writable =
       enqueue(*reduce_stream_, [&group, buffer, tag] { group.acquire(*buffer, tag); });
@@ -103,21 +107,19 @@ Runtime::Reduced Runtime::enqueue_reduction(Unit& unit, const std::shared_ptr<co
   return reduced;
 }
 
-std::function<void()> Runtime::reduction_of(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer,
-                                            DType dtype, comm::Tag tag) {
+Runtime::Reduction Runtime::reduction_of(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer,
+                                         DType dtype, comm::Tag tag) {
   const DType sums = unit.gradient_shard().dtype();
   comm::Reduction last{dtype, sums, reduction_group_, 1.0f / static_cast<float>(world_size_),
                        unit.gradient_is_set()};
   if (shards_ == 1) {
-    return [this, &unit, buffer, last, tag] {
-      reduce_replicas_->all_reduce(*buffer, unit.layout().gradient_elements(),
-                                   unit.gradient_shard().data(), last, tag);
+    return [this, &unit, buffer, last, tag](std::byte* sums_out) {
+      reduce_replicas_->all_reduce(*buffer, unit.layout().gradient_elements(), sums_out, last, tag);
     };
   }
   if (replicas() == 1) {
-    return [this, &unit, buffer, last, tag] {
-      reduce_group_->reduce_scatter(*buffer, unit.reduced_ranges(unit.gradient_shard().data()),
-                                    last, tag);
+    return [this, &unit, buffer, last, tag](std::byte* sums_out) {
+      reduce_group_->reduce_scatter(*buffer, unit.reduced_ranges(sums_out), last, tag);
     };
   }
   // Sums of the group first, unscaled and in fp32; then the sums of the groups.
@@ -125,11 +127,11 @@ std::function<void()> Runtime::reduction_of(Unit& unit, const std::shared_ptr<co
                               false};
   last.in_dtype = sums;
   last.group = reduction_group_ > shards_ ? reduction_group_ / shards_ : 0;
-  return [this, &unit, buffer, first, last, tag] {
+  return [this, &unit, buffer, first, last, tag](std::byte* sums_out) {
     reduce_replicas_->acquire(*partial_sums_, tag);
     reduce_group_->reduce_scatter(*buffer, unit.reduced_ranges(partial_sums_->data()), first, tag);
-    reduce_replicas_->all_reduce(*partial_sums_, unit.local_gradient_elements(),
-                                 unit.gradient_shard().data(), last, tag);
+    reduce_replicas_->all_reduce(*partial_sums_, unit.local_gradient_elements(), sums_out, last,
+                                 tag);
   };
 }
 

@@ -10,7 +10,6 @@ BufferPlan Runtime::plan(bool no_sync) const {
   std::vector<PlannedUnit> units;
   for (const auto& unit : units_) units.push_back({unit->name(), &unit->layout()});
   const PlannedWorld world{.size = world_size_,
-                           .rank = rank_,
                            .device = device_,
                            .nccl = !gather_group_->one_memory(),
                            .fixed_order = gather_group_->fixed_order()};
@@ -40,7 +39,10 @@ void Runtime::allocate(const PlannedBuffer& planned) {
   UnitState& state = states_[index];
   for (int i = 0; i < planned.count; ++i) {
     switch (planned.use) {
-      case BufferUse::masters:  // with the unit
+      case BufferUse::masters:        // with the unit
+      case BufferUse::master_window:  // with the files
+      case BufferUse::gradient_window:
+      case BufferUse::reduced_gradient:
         break;
       case BufferUse::gradient_shard:
         (void)units_[index]->gradient_shard();

@@ -149,16 +149,22 @@ bool Runtime::evict_an_idle_unit() {
 void Runtime::start_gather(Unit& unit, comm::Phase phase) {
   UnitState& state = state_of(unit);
   state.parameters = ParameterState::gathering;
+  const bool own = state.owner == BufferOwner::unit;
+  const auto part = own && state.own_has_frozen ? Unit::Part::trainable : Unit::Part::whole;
+  state.own_has_frozen = own;
   const comm::Tag tag{pass_, static_cast<std::uint32_t>(unit.index()), phase};
-  state.gathered = enqueue(*gather_stream_, [this, &unit, buffer = state.parameter_buffer, tag] {
-    gather_group_->acquire(*buffer, tag);
-    unit.write_share(buffer->data() +
-                     static_cast<std::size_t>(unit.shard()) * unit.layout().share_bytes());
-    gather_group_->all_gather(*buffer, unit.layout().bytes(), tag);
-  });
+  const std::vector<comm::GatheredRange> ranges = unit.gathered_ranges(part);
+  state.gathered =
+      enqueue(*gather_stream_, [this, &unit, buffer = state.parameter_buffer, part, ranges, tag] {
+        gather_group_->acquire(*buffer, tag);
+        unit.write_share(buffer->data(), part);
+        gather_group_->all_gather(*buffer, ranges, tag);
+      });
   if (shards_ == 1) return;  // a cast of this rank's own
   ++statistics_.collectives;
-  statistics_.bytes += unit.layout().bytes() - unit.layout().share_bytes();
+  for (const comm::GatheredRange& range : ranges) {
+    statistics_.bytes += range.bytes - range.bytes / static_cast<std::size_t>(shards_);
+  }
 }
 
 void Runtime::await_gather(Unit& unit) {
@@ -188,7 +194,10 @@ void Runtime::reshard(Unit& unit) {
 }
 
 void Runtime::reshard_unless_used(Unit& unit) {
-  if (held_ == 0 && !state_of(unit).in_use()) reshard(unit);
+  const UnitState& state = state_of(unit);
+  // What is frozen whole does not change: in memory of its own it stays.
+  const bool stays = state.owner == BufferOwner::unit && !unit.has_gradient();
+  if (held_ == 0 && !state.in_use() && !stays) reshard(unit);
 }
 
 // The units that are expected from here on; the root is among them where it is used late, and stays
@@ -280,9 +289,10 @@ void Runtime::let_go() noexcept {
   }
 }
 
-void Runtime::invalidate(Unit& unit) {
+void Runtime::invalidate(Unit& unit, bool trainable) {
   TESSERA_REQUIRE(held_ == 0, "parameters cannot change inside an unsharded(model) scope");
   reshard(unit);
+  if (!trainable) state_of(unit).own_has_frozen = false;
 }
 
 }  // namespace tessera

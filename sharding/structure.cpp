@@ -15,9 +15,10 @@
 namespace tessera {
 namespace {
 
+// Nothing is added to what is frozen: it stays as it was made.
 DType master_dtype_of(const Tensor& parameter) {
   const bool low = parameter.dtype() == bfloat16 || parameter.dtype() == float16;
-  return low ? float32 : parameter.dtype();
+  return low && parameter.requires_grad() ? float32 : parameter.dtype();
 }
 
 DType compute_dtype_of(const Tensor& parameter, const ShardingOptions& options) {
@@ -63,6 +64,7 @@ std::string describe(const ShardingOptions& options, const std::vector<UnitPlan>
       fmt::format("activation_checkpointing {}, every {}, of classes [{}]\n",
                   name_of(options.activation_checkpointing), options.activation_checkpointing_every,
                   fmt::join(options.activation_checkpointing_cls, ", "));
+  if (options.offload.parameters == Placement::file) text += "parameters in files\n";
   for (const UnitPlan& planned : plan) {
     const std::string where =
         planned.unit.name.empty() ? "the root unit" : "unit " + planned.unit.name;

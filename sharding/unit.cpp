@@ -36,29 +36,21 @@ Tensor part_on(Device device, const Tensor& source, ElementRange part) {
 }  // namespace
 
 Unit::Unit(std::string name, int index, const std::vector<OwnedParameter>& parameters,
-           const std::vector<ParameterSpec>& specs, int shards, int shard, Device device)
+           const std::vector<ParameterSpec>& specs, int shards, int shard,
+           const OffloadFiles& files)
     : name_(std::move(name)),
       index_(index),
       layout_(specs, shards),
       shard_(shard),
-      device_(device) {
-  const MemoryScope kind(MemoryKind::parameters);
-  for (std::size_t s = 0; s < layout_.segments().size(); ++s) {
-    const auto& segment = layout_.segments()[s];
-    const ElementRange range = layout_.local(static_cast<int>(s), shard_);
-    masters_.push_back(Tensor::zeros({range.count}, segment.master_dtype, device_));
-    masters_.back().storage()->set_padded_to(parameter_alignment);
-    if (!segment.trainable) continue;
-    local_segments_.push_back({static_cast<int>(s), range, local_gradient_elements_});
-    local_gradient_elements_ +=
-        (range.count + gradient_alignment - 1) / gradient_alignment * gradient_alignment;
-  }
-  fill_master(parameters);
+      files_(files),
+      device_(files.device) {
+  create_masters();
+  fill_masters(parameters);
   const auto& segments = layout_.segments();
-  computes_on_master_ = tessera::computes_on_master(layout_);
+  computes_on_master_ = !files_.masters && tessera::computes_on_master(layout_, {});
   parameters_ = Storage::lent(layout_.bytes(), device_,
                               name_.empty() ? std::string("the root unit") : "unit " + name_);
-  if (computes_on_master_) parameters_->attach(masters_[0].data());
+  if (computes_on_master_) parameters_->attach(master_memory_.data());
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto& slot = layout_.slots()[i];
     const auto& segment = segments[static_cast<std::size_t>(slot.segment)];
@@ -74,27 +66,82 @@ Unit::Unit(std::string name, int index, const std::vector<OwnedParameter>& param
   create_local_tensors();
 }
 
-void Unit::fill_master(const std::vector<OwnedParameter>& parameters) {
+// In memory in one piece, segment behind segment: with one shard and nothing to cast it is the flat
+// buffer.
+void Unit::create_masters() {
+  const MemoryScope kind(MemoryKind::parameters);
+  const auto bytes_of = [](const UnitLayout::Segment& segment) {
+    return static_cast<std::size_t>(segment.share) * size_of(segment.master_dtype);
+  };
+  std::size_t bytes = 0;
+  for (const auto& segment : layout_.segments()) bytes += bytes_of(segment);
+  if (!files_.masters)
+    master_memory_ = Tensor::zeros({static_cast<std::int64_t>(bytes)}, uint8, device_);
+  std::size_t offset = 0;
+  for (std::size_t s = 0; s < layout_.segments().size(); ++s) {
+    const auto& segment = layout_.segments()[s];
+    const auto storage =
+        files_.masters ? Storage::in_file(files_.masters, bytes_of(segment))
+                       : Storage::part_of(master_memory_.storage(), offset, bytes_of(segment));
+    storage->set_padded_to(parameter_alignment);
+    masters_.push_back(Tensor::view_of(storage, 0, {segment.share}, segment.master_dtype));
+    offset += bytes_of(segment);
+    if (!segment.trainable) continue;
+    storage->set_state_folder(files_.moments);
+    local_segments_.push_back({static_cast<int>(s), layout_.local(static_cast<int>(s), shard_),
+                               local_gradient_elements_});
+    local_gradient_elements_ +=
+        (segment.share + gradient_alignment - 1) / gradient_alignment * gradient_alignment;
+  }
+}
+
+// Of masters in a file, a window's piece at a time.
+void Unit::fill_masters(const std::vector<OwnedParameter>& parameters) {
+  for (std::size_t s = 0; s < masters_.size(); ++s) {
+    const auto segment = static_cast<int>(s);
+    const ElementRange local = layout_.local(segment, shard_);
+    if (local.count == 0) continue;
+    const FilePlace& place = masters_[s].storage()->file();
+    if (!place) {
+      fill_range(parameters, segment, local, masters_[s].data());
+      continue;
+    }
+    const FileWindow& window = *place.file->window();
+    const std::size_t element = size_of(masters_[s].dtype());
+    const auto step = static_cast<std::int64_t>(window.piece_bytes() / element);
+    for (std::int64_t done = 0; done < local.count; done += step) {
+      const std::int64_t count = std::min(step, local.count - done);
+      const std::size_t bytes = StateFile::round_up(static_cast<std::size_t>(count) * element);
+      current_queue(device_).zero(window.piece(0), bytes);
+      fill_range(parameters, segment, {local.first + done, count}, window.piece(0));
+      place.file->write(place.offset + static_cast<std::uint64_t>(done) * element, window.piece(0),
+                        bytes);
+    }
+  }
+}
+
+// Elements of a segment, to `out`, which is zero where no parameter is.
+void Unit::fill_range(const std::vector<OwnedParameter>& parameters, int segment,
+                      ElementRange range, std::byte* out) const {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto& slot = layout_.slots()[i];
-    const ElementRange part = layout_.local_of(slot, shard_);
-    if (part.count == 0) continue;
-    const ElementRange local = layout_.local(slot.segment, shard_);
-    const Tensor& master = masters_[static_cast<std::size_t>(slot.segment)];
+    if (slot.segment != segment) continue;
+    const ElementRange common = intersect(slot.range, range);
+    if (common.count == 0) continue;
+    const ElementRange part = {common.first - slot.range.first, common.count};
     const DType dtype = slot.spec.master_dtype;
-    const std::int64_t at = slot.range.first + part.first - local.first;
-    std::byte* out = master.data() + static_cast<std::size_t>(at) * size_of(dtype);
+    std::byte* to = out + static_cast<std::size_t>(common.first - range.first) * size_of(dtype);
     const Tensor& source = parameters[i].tensor;
     if (source.is_meta()) {
       TESSERA_REQUIRE(
           source.impl()->initializer != nullptr,
           "parameter {} is on `meta` and has no initializer; make it with nn::make_parameter",
           parameters[i].name);
-      fill_as(source, part, out, dtype, device_);
+      fill_as(source, part, to, dtype, device_);
     } else {
       const MemoryScope staging(MemoryKind::other);
       const Tensor in = part_on(device_, source, part);
-      TESSERA_LAUNCH(device_, cast, {in.data(), out, part.count, in.dtype(), dtype, 1.0f, false});
+      TESSERA_LAUNCH(device_, cast, {in.data(), to, part.count, in.dtype(), dtype, 1.0f, false});
     }
   }
 }
@@ -115,28 +162,54 @@ void Unit::create_local_tensors() {
 }
 
 std::size_t Unit::master_bytes() const {
-  std::size_t total = 0;
-  for (const Tensor& master : masters_) total += master.bytes();
-  return total;
+  return master_memory_ ? master_memory_.bytes() : 0;
 }
 
-void Unit::write_share(std::byte* share) const {
-  const auto share_begin = static_cast<std::size_t>(shard_) * layout_.share_bytes();
+std::size_t Unit::gradient_bytes() const {
+  return gradient_shard_ && !gradient_shard_.storage()->file() ? gradient_shard_.bytes() : 0;
+}
+
+void Unit::write_share(std::byte* buffer, Part part) const {
   for (std::size_t s = 0; s < masters_.size(); ++s) {
     const auto& segment = layout_.segments()[s];
+    if (part == Part::trainable && !segment.trainable) continue;
     const ElementRange range = layout_.local(static_cast<int>(s), shard_);
-    if (range.count == 0) continue;
-    const std::size_t at = segment.byte_offset +
-                           static_cast<std::size_t>(range.first) * size_of(segment.compute_dtype);
-    std::byte* out = share + (at - share_begin);
-    if (segment.compute_dtype == segment.master_dtype) {
-      current_queue(device_).copy(out, masters_[s].data(), masters_[s].bytes());
+    std::byte* out = buffer + segment.byte_offset +
+                     static_cast<std::size_t>(range.first) * size_of(segment.compute_dtype);
+    if (const FilePlace& place = masters_[s].storage()->file()) {
+      const StreamedArray array{files_.gathers.get(), place.offset, size_of(segment.master_dtype)};
+      stream_arrays(std::span(&array, 1), {0, range.count}, 0,
+                    [&](ElementRange piece, std::span<std::byte* const> where) {
+                      write_part(s, where[0], piece.count,
+                                 out + static_cast<std::size_t>(piece.first) *
+                                           size_of(segment.compute_dtype));
+                    });
     } else {
-      TESSERA_LAUNCH(device_, cast,
-                     {masters_[s].data(), out, range.count, segment.master_dtype,
-                      segment.compute_dtype, 1.0f, false});
+      write_part(s, masters_[s].data(), range.count, out);
     }
   }
+}
+
+// Elements of a segment's masters, cast to the compute dtype.
+void Unit::write_part(std::size_t segment_index, const std::byte* in, std::int64_t count,
+                      std::byte* out) const {
+  const auto& segment = layout_.segments()[segment_index];
+  if (segment.compute_dtype == segment.master_dtype) {
+    current_queue(device_).copy(out, in,
+                                static_cast<std::size_t>(count) * size_of(segment.master_dtype));
+  } else {
+    TESSERA_LAUNCH(device_, cast,
+                   {in, out, count, segment.master_dtype, segment.compute_dtype, 1.0f, false});
+  }
+}
+
+std::vector<comm::GatheredRange> Unit::gathered_ranges(Part part) const {
+  std::vector<comm::GatheredRange> ranges;
+  for (const auto& segment : layout_.segments()) {
+    if (part == Part::trainable && !segment.trainable) continue;
+    ranges.push_back({segment.byte_offset, segment.bytes()});
+  }
+  return ranges;
 }
 
 void Unit::create_gradient_views(DType dtype) {
@@ -185,7 +258,6 @@ std::vector<comm::ReducedRange> Unit::reduced_ranges(std::byte* out) const {
   std::vector<comm::ReducedRange> ranges;
   const std::size_t size = size_of(sum_dtype_of(layout_));
   for (const LocalSegment& local : local_segments_) {
-    if (local.range.count == 0) continue;
     const auto& segment = layout_.segments()[static_cast<std::size_t>(local.segment)];
     ranges.push_back({segment.gradient_offset + local.range.first, local.range.count,
                       out + static_cast<std::size_t>(local.offset) * size});
@@ -196,8 +268,7 @@ std::vector<comm::ReducedRange> Unit::reduced_ranges(std::byte* out) const {
 Tensor& Unit::gradient_shard() {
   if (gradient_shard_) return gradient_shard_;
   const DType dtype = sum_dtype_of(layout_);
-  const MemoryScope kind(MemoryKind::gradients);
-  gradient_shard_ = Tensor::zeros({local_gradient_elements_}, dtype, device_);
+  gradient_shard_ = files_.make_gradient(local_gradient_elements_, dtype);
   for (std::size_t i = 0; i < local_.size(); ++i) {
     const auto& slot = layout_.slots()[i];
     if (!slot.spec.trainable) continue;
@@ -220,18 +291,60 @@ bool Unit::gradient_is_set() const {
                      [](const auto& p) { return p.tensor.impl()->grad_ready; });
 }
 
-void Unit::prepare_to_accumulate() {
+Unit::Carried Unit::prepare_to_accumulate() {
   const Tensor& shard = gradient_shard();  // an empty one is made here
-  if (!gradient_is_set()) {
-    shard.storage()->set_pending_factor(1.0f);
-    return;
+  const auto& storage = shard.storage();
+  Carried carried;
+  carried.is_set = gradient_is_set();
+  if (!carried.is_set) {
+    storage->set_pending_factor(1.0f);
+    return carried;
   }
-  shard.multiply_pending_factor();
+  const bool in_file = static_cast<bool>(storage->file());
+  if (in_file) {
+    carried.factor = storage->pending_factor();
+    storage->set_pending_factor(1.0f);
+  } else {
+    shard.multiply_pending_factor();
+  }
   for (const auto& parameter : local_) {
     const auto& data = parameter.tensor.impl();
     if (!data->requires_grad || data->grad_ready) continue;
-    current_queue(device_).zero(Tensor(data->grad).data(), Tensor(data->grad).bytes());
+    const Tensor gradient(data->grad);
+    if (in_file) {
+      carried.dropped.push_back(
+          {static_cast<std::int64_t>(data->grad->offset / size_of(gradient.dtype())),
+           gradient.elements()});
+    } else {
+      current_queue(device_).zero(gradient.data(), gradient.bytes());
+    }
   }
+  return carried;
+}
+
+std::byte* Unit::open_gradient(const Carried& carried) const {
+  const FilePlace& place = gradient_shard_.storage()->file();
+  if (!place) return gradient_shard_.data();
+  std::byte* const sums = files_.reduced.data();
+  if (!carried.is_set) return sums;
+  const DType dtype = gradient_shard_.dtype();
+  place.file->read(place.offset, sums, StateFile::round_up(gradient_shard_.bytes()));
+  if (carried.factor != 1.0f) {
+    TESSERA_LAUNCH(device_, cast,
+                   {sums, sums, local_gradient_elements_, dtype, dtype, carried.factor, false});
+  }
+  for (const ElementRange& range : carried.dropped) {
+    current_queue(device_).zero(sums + static_cast<std::size_t>(range.first) * size_of(dtype),
+                                static_cast<std::size_t>(range.count) * size_of(dtype));
+  }
+  return sums;
+}
+
+void Unit::close_gradient() const {
+  const FilePlace& place = gradient_shard_.storage()->file();
+  if (!place) return;
+  place.file->write(place.offset, files_.reduced.data(),
+                    StateFile::round_up(gradient_shard_.bytes()));
 }
 
 void Unit::scale_gradient(float factor) {

@@ -2,6 +2,7 @@
 // memory the views point into, and when, is the schedule's (sharding/unit_state.h).
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "sharding/comm/communicator.h"
 #include "sharding/layout.h"
 #include "sharding/module_tree.h"
+#include "sharding/offload_files.h"
 
 namespace tessera {
 
@@ -19,8 +21,9 @@ class Unit {
   // Takes the modules' parameters: fills the master shard with this shard's part of their values
   // (or draws it, for `meta` parameters) and puts views of a lent storage in their place. Master
   // shard and views lie on `device`, wherever the parameters did.
+  // What is offloaded lies in `files`, which live longer.
   Unit(std::string name, int index, const std::vector<OwnedParameter>& parameters,
-       const std::vector<ParameterSpec>& specs, int shards, int shard, Device device);
+       const std::vector<ParameterSpec>& specs, int shards, int shard, const OffloadFiles& files);
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;
 
@@ -31,24 +34,27 @@ class Unit {
   [[nodiscard]] bool is_root() const { return index_ == 0; }
   [[nodiscard]] bool has_gradient() const { return layout_.gradient_elements() > 0; }
 
-  // This rank's fp32 parameters and gradients, a tensor for each parameter (perhaps empty): what
-  // optimizers see.
+  // This rank's parameters (fp32; frozen ones in the dtype they were made in) and gradients, a
+  // tensor for each parameter (perhaps empty): what optimizers see.
   [[nodiscard]] const std::vector<nn::NamedParameter>& local_parameters() const { return local_; }
   // The same as runs of memory.
   [[nodiscard]] const std::vector<optim::Segment>& optimizer_segments() const {
     return optimizer_segments_;
   }
   [[nodiscard]] const std::vector<Tensor>& views() const { return views_; }
+  // Bytes of memory.
   [[nodiscard]] std::size_t master_bytes() const;
-  [[nodiscard]] std::size_t gradient_bytes() const {
-    return gradient_shard_ ? gradient_shard_.bytes() : 0;
-  }
+  [[nodiscard]] std::size_t gradient_bytes() const;
 
   // Whether the master shard itself serves as the gathered parameters: never gathered.
   [[nodiscard]] bool computes_on_master() const { return computes_on_master_; }
-  // Writes this shard's share of the flat buffer, cast to the compute dtype, in the calling
-  // thread's current queue.
-  void write_share(std::byte* share) const;
+  // What a gather concerns: every segment, or those that optimizers change.
+  enum class Part : std::uint8_t { whole, trainable };
+  // Writes this shard's share of each of these segments into the flat buffer, cast to the compute
+  // dtype, in the calling thread's current queue.
+  void write_share(std::byte* buffer, Part part) const;
+  // Those segments in the flat buffer.
+  [[nodiscard]] std::vector<comm::GatheredRange> gathered_ranges(Part part) const;
 
   // The lent storage behind the views.
   [[nodiscard]] const std::shared_ptr<Storage>& parameter_storage() const { return parameters_; }
@@ -74,9 +80,19 @@ class Unit {
   // Whether the shard holds gradients since the last zero_grad.
   [[nodiscard]] bool gradient_is_set() const;
   void mark_gradient_set();
-  // Before more is added: what zero_grad has dropped of single parameters is zeroed, and a factor
-  // that concerns only what is there is multiplied in.
-  void prepare_to_accumulate();
+  // Before more is added, by the thread that owns the unit: what zero_grad has dropped of single
+  // parameters is zeroed, and a factor that concerns only what is there is multiplied in. Of a
+  // shard in a file that is left to open_gradient().
+  struct Carried {
+    bool is_set = false;
+    float factor = 1.0f;
+    std::vector<ElementRange> dropped;  // of the local gradient
+  };
+  [[nodiscard]] Carried prepare_to_accumulate();
+  // Around a reduction, by the thread that does it: where the shard's sums are, and when they are
+  // there.
+  [[nodiscard]] std::byte* open_gradient(const Carried& carried) const;
+  void close_gradient() const;
   // Clipping: multiplies what the shard holds, when it is read.
   void scale_gradient(float factor);
   // Elements of the local gradient, and the part that each trainable segment takes there.
@@ -89,16 +105,23 @@ class Unit {
   [[nodiscard]] const std::vector<LocalSegment>& local_segments() const { return local_segments_; }
 
  private:
-  void fill_master(const std::vector<OwnedParameter>& parameters);
+  void create_masters();
+  void fill_masters(const std::vector<OwnedParameter>& parameters);
+  void fill_range(const std::vector<OwnedParameter>& parameters, int segment, ElementRange range,
+                  std::byte* out) const;
   void create_local_tensors();
+  void write_part(std::size_t segment_index, const std::byte* in, std::int64_t count,
+                  std::byte* out) const;
 
   std::string name_;
   int index_;
   UnitLayout layout_;
   int shard_;
+  const OffloadFiles& files_;
   Device device_;
   bool computes_on_master_ = false;
-  std::vector<Tensor> masters_;  // one a segment, this shard's part
+  Tensor master_memory_;
+  std::vector<Tensor> masters_;  // one a segment, this shard's part, each a storage of its own
   std::shared_ptr<Storage> parameters_;
   std::vector<Tensor> views_;
   std::vector<nn::NamedParameter> local_;

@@ -32,6 +32,7 @@ struct UnitState {
   std::shared_ptr<comm::Buffer> parameter_buffer;  // while gathering or gathered
   BufferOwner owner = BufferOwner::unit;           // of parameter_buffer
   std::shared_ptr<comm::Buffer> own_parameters;    // of units that do not share the pool
+  bool own_has_frozen = false;                     // it holds the frozen segments, gathered or not
   std::shared_ptr<comm::Buffer> scope_parameters;  // kept for the next unsharded() scope
   Event gathered;
 

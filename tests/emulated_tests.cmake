@@ -167,7 +167,7 @@ endif()
 if(NOT TESSERA_SANITIZE AND CMAKE_BINARY_DIR STREQUAL "${PROJECT_SOURCE_DIR}/build")
   add_test(NAME cuda/gpu_check
            COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/cuda/gpu_check_test.py)
-  set_tests_properties(cuda/gpu_check PROPERTIES LABELS "cuda;quick" TIMEOUT 120)
+  set_tests_properties(cuda/gpu_check PROPERTIES LABELS "cuda;longer" TIMEOUT 120)
   if(TARGET emulated_tessera)
     add_test(NAME cuda/gpu_pack
              COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/cuda/gpu_pack_test.py)

@@ -12,8 +12,10 @@ add_test(NAME tidiness/setup
 add_test(NAME tidiness/public_headers
          COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/tidiness/public_headers_test.py
                  ${CMAKE_COMMAND} ${PROJECT_SOURCE_DIR}/cmake/write_public_headers.cmake)
+add_test(NAME tidiness/tidy_together
+         COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/tidiness/tidy_together_test.py)
 set_tests_properties(tidiness/tree tidiness/checker tidiness/summary tidiness/documents tidiness/setup
-                     tidiness/public_headers PROPERTIES
+                     tidiness/public_headers tidiness/tidy_together PROPERTIES
                      LABELS "tidiness;quick" TIMEOUT 60)
 if(NOT TARGET tessera_program)
   return()

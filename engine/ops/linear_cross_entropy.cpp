@@ -213,7 +213,7 @@ void gradients(const Head& h, const SavedHead& saved, const Tensor& dloss,
   if (sink.wants(0)) dx = {sink.slot(0), h.one_block_of_columns(), {h.rows, h.in}, h};
   if (sink.wants(1)) {
     dweight = {
-        sink.slot(1), h.one_block_of_rows(), {std::min(block_columns, h.vocabulary), h.in}, h};
+        sink.wide_slot(1), h.one_block_of_rows(), {std::min(block_columns, h.vocabulary), h.in}, h};
   }
   const Tensor logits = h.tile(h.wide);
   const Tensor dlogits = h.dtype == h.wide ? logits : h.tile(h.dtype);

@@ -14,6 +14,7 @@ AdamW::AdamW(std::vector<nn::NamedParameter> parameters, const AdamWOptions& opt
                   "AdamW: lr {}, betas {} and {}, eps {}", options.lr, options.beta1, options.beta2,
                   options.eps);
   set_learning_rate(options.lr);
+  make_state_files(AdamW::state_names());
 }
 
 void AdamW::update(const Update& u) {

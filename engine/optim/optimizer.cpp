@@ -59,7 +59,13 @@ void Optimizer::step() {
 
 void Optimizer::step(std::size_t segment) {
   if (!begin_step(segment)) return;
-  for (const GradientRun& run : runs_of(segment)) {
+  const std::vector<GradientRun> runs = runs_of(segment);
+  if (runs.empty()) return;  // this rank has no element of them
+  const Storage& storage = *segments_[segment].storage;
+  if (storage.file() || storage.state_folder() || runs.front().storage->file()) {
+    return step_through_files(segment, runs);
+  }
+  for (const GradientRun& run : runs) {
     update_run(segment, run, run.range, memory_in(segment, run, run.range));
   }
 }
@@ -155,11 +161,7 @@ Tensor Optimizer::segment_state(std::size_t segment, std::size_t which) {
   std::vector<Tensor>& states = states_[segment];
   if (states.empty()) states.resize(state_names().size());
   Tensor& tensor = states.at(which);
-  if (!tensor) {
-    const MemoryScope kind(MemoryKind::optimizer);
-    const Segment& whole = segments_[segment];
-    tensor = Tensor::zeros({whole.count}, whole.dtype, whole.storage->device());
-  }
+  if (!tensor) tensor = make_state(segment, which);
   return tensor;
 }
 
@@ -170,7 +172,8 @@ Tensor Optimizer::state(std::size_t index, const std::string& name) {
   const std::size_t segment = segment_of_[index];
   const Tensor whole = segment_state(segment, static_cast<std::size_t>(found - names.begin()));
   const ElementRange place = segments_[segment].places[member_of_[index]];
-  const std::size_t offset = static_cast<std::size_t>(place.first) * size_of(whole.dtype());
+  const std::size_t offset =
+      whole.impl()->offset + static_cast<std::size_t>(place.first) * size_of(whole.dtype());
   return Tensor::view_of(whole.storage(), place.count == 0 ? 0 : offset,
                          parameters_[index].tensor.shape(), whole.dtype());
 }

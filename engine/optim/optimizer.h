@@ -2,7 +2,8 @@
 // element-wise, so both give the same bits). State is made at the first step that sees a gradient.
 //
 // Parameters that lie one behind the other, as a shard's do, form segments (segments.h): one kernel
-// updates a segment. step() does all of them. Who wants to work piece by piece, perhaps on copies
+// updates a segment. step() does all of them, in pieces where parameters, gradients or state lie in
+// files (engine/offload). Who wants to work piece by piece, perhaps on copies
 // of the memory, calls begin_step() of a segment and then update_range().
 #pragma once
 
@@ -91,7 +92,21 @@ class Optimizer {
  protected:
   virtual void update(const Update& update) = 0;
 
+ protected:
+  // Makes the files of the states that go there, so that a folder without room is refused before
+  // the first step: for the constructors of optimizers, which know the states' names. Else it
+  // happens in that step.
+  void make_state_files(const std::vector<std::string>& names);
+
  private:
+  // Of the segments whose state goes to one folder.
+  struct StateFiles {
+    std::shared_ptr<const StateFolder> folder;
+    std::vector<std::shared_ptr<StateFile>> files;  // by state
+  };
+
+  [[nodiscard]] Tensor make_state(std::size_t segment, std::size_t which);
+  void step_through_files(std::size_t segment, const std::vector<GradientRun>& runs);
   void find_decay_edges(const ParameterFilter& decay);
   [[nodiscard]] std::vector<GradientRun> runs_of(std::size_t segment) const;
   [[nodiscard]] Memory memory_in(std::size_t segment, const GradientRun& run, ElementRange range);
@@ -104,6 +119,7 @@ class Optimizer {
   std::vector<std::size_t> member_of_;            // its place among the segment's parameters
   std::vector<std::vector<std::int64_t>> edges_;  // by segment
   std::vector<std::vector<Tensor>> states_;       // by segment, in the order of state_names()
+  std::vector<StateFiles> state_files_;
   std::vector<std::int64_t> steps_;
   double learning_rate_ = 0;
 };

@@ -12,6 +12,7 @@ Sgd::Sgd(std::vector<nn::NamedParameter> parameters, const SgdOptions& options)
   TESSERA_REQUIRE(!options.nesterov || (options.momentum > 0 && options.dampening == 0),
                   "Sgd: nesterov needs momentum and no dampening");
   set_learning_rate(options.lr);
+  make_state_files(Sgd::state_names());
 }
 
 std::vector<std::string> Sgd::state_names() const {

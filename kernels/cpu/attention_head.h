@@ -3,12 +3,12 @@
 #pragma once
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 
 #include "kernels/attention.h"
 #include "kernels/cpu/attention_tiles.h"
+#include "kernels/cpu/element.h"
 #include "kernels/cpu/matmul_scratch.h"
 
 namespace tessera::kernels::cpu {
@@ -22,13 +22,6 @@ struct HeadRows {
   const void* data;
   std::int64_t stride;
 };
-
-inline const void* element(const void* base, DType dtype, std::int64_t index) {
-  return static_cast<const std::byte*>(base) + index * static_cast<std::int64_t>(size_of(dtype));
-}
-inline void* element(void* base, DType dtype, std::int64_t index) {
-  return static_cast<std::byte*>(base) + index * static_cast<std::int64_t>(size_of(dtype));
-}
 
 // The sizes and types of an attention call, checked.
 class AttentionPlan {

@@ -8,6 +8,7 @@
 
 #include "kernels/base/error.h"
 #include "kernels/base/parallel.h"
+#include "kernels/cpu/element.h"
 #include "kernels/cpu/matmul_amx.h"
 #include "kernels/cpu/matmul_convert.h"
 #include "kernels/cpu/matmul_fp32.h"
@@ -30,13 +31,6 @@ constexpr std::int64_t kFewestRowsBFloat16 = 48;
 // Elements of a widened operand that are worked on at once: with the block of the other operand and
 // of the result, a thread's scratch memory for 16-bit products is some 20 MiB.
 constexpr std::int64_t kWidenedElements = std::int64_t{1} << 21;
-
-const void* element(const void* base, DType dtype, std::int64_t index) {
-  return static_cast<const std::byte*>(base) + index * static_cast<std::int64_t>(size_of(dtype));
-}
-void* element(void* base, DType dtype, std::int64_t index) {
-  return static_cast<std::byte*>(base) + index * static_cast<std::int64_t>(size_of(dtype));
-}
 
 void check(const Matmul& p) {
   const auto needs = [&p](bool condition, const char* what) {

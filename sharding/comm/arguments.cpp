@@ -26,14 +26,21 @@ void check_reduction(Op op, const Buffer& buffer, const Reduction& reduction) {
 
 }  // namespace
 
-void check_all_gather(const Buffer& buffer, std::size_t bytes, int ranks) {
+std::size_t check_all_gather(const Buffer& buffer, const std::vector<GatheredRange>& ranges,
+                             int ranks) {
   TESSERA_REQUIRE(buffer.sharing() == Sharing::one_copy,
                   "all_gather of '{}': the buffer has to be shared as one_copy", buffer.name());
-  TESSERA_REQUIRE(bytes <= buffer.bytes(), "all_gather of '{}': {} bytes, and it has {}",
-                  buffer.name(), bytes, buffer.bytes());
-  TESSERA_REQUIRE(bytes % static_cast<std::size_t>(ranks) == 0,
-                  "all_gather of '{}': {} bytes do not divide into {} shares", buffer.name(), bytes,
-                  ranks);
+  std::size_t bytes = 0;
+  for (const GatheredRange& range : ranges) {
+    TESSERA_REQUIRE(range.first <= buffer.bytes() && range.bytes <= buffer.bytes() - range.first,
+                    "all_gather of '{}': bytes {} to {}, and it has {}", buffer.name(), range.first,
+                    range.first + range.bytes, buffer.bytes());
+    TESSERA_REQUIRE(range.bytes % static_cast<std::size_t>(ranks) == 0,
+                    "all_gather of '{}': {} bytes do not divide into {} shares", buffer.name(),
+                    range.bytes, ranks);
+    bytes += range.bytes;
+  }
+  return bytes;
 }
 
 void check_reduce_scatter(const Buffer& buffer, const std::vector<ReducedRange>& ranges,

@@ -12,7 +12,9 @@
 
 namespace tessera::comm {
 
-void check_all_gather(const Buffer& buffer, std::size_t bytes, int ranks);
+// The bytes of all ranges.
+std::size_t check_all_gather(const Buffer& buffer, const std::vector<GatheredRange>& ranges,
+                             int ranks);
 void check_reduce_scatter(const Buffer& buffer, const std::vector<ReducedRange>& ranges,
                           const Reduction& reduction);
 void check_all_reduce(const Buffer& buffer, std::int64_t count, const void* out,

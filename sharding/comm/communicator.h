@@ -69,6 +69,12 @@ class Buffer {
   virtual void release() = 0;
 };
 
+// A run of bytes of a one_copy buffer that is size() equal shares, rank after rank.
+struct GatheredRange {
+  std::size_t first = 0;
+  std::size_t bytes = 0;  // of all shares
+};
+
 struct Reduction {
   DType in_dtype = DType::float32;
   DType out_dtype =
@@ -118,10 +124,15 @@ class Communicator {
   // tag says in errors what for; it is not compared.
   virtual void acquire(Buffer& buffer, Tag tag = {}) = 0;
 
-  // Publishes this rank's share, bytes [rank*n/size, (rank+1)*n/size) of the first n = `bytes` of a
-  // one_copy buffer; returns when every rank's share can be read. n must be a multiple of size and
-  // at most buffer.bytes(): a pooled buffer may be larger than what is gathered in it.
-  virtual void all_gather(Buffer& buffer, std::size_t bytes, Tag tag) = 0;
+  // Publishes this rank's share of each of `ranges` of a one_copy buffer, bytes
+  // [first + rank*bytes/size, first + (rank+1)*bytes/size); returns when every rank's shares can be
+  // read. The ranges are the same on every rank and divide into size() shares. What lies outside of
+  // them stays what it was.
+  virtual void all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges, Tag tag) = 0;
+  // The same of its first `bytes`: a pooled buffer may be larger than what is gathered in it.
+  void all_gather(Buffer& buffer, std::size_t bytes, Tag tag) {
+    all_gather(buffer, std::vector<GatheredRange>{{0, bytes}}, tag);
+  }
 
   // Sums the ranks' regions in the fixed order over this rank's `ranges` (other ranks name others;
   // none is allowed). Returns when this rank's sums are complete; the region may be written again

@@ -40,11 +40,11 @@ void SharedCommunicator::acquire(Buffer& buffer, Tag tag) {
   own(buffer, Op::acquire).acquire(tag);
 }
 
-void SharedCommunicator::all_gather(Buffer& buffer, std::size_t bytes, Tag tag) {
+void SharedCommunicator::all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges,
+                                    Tag tag) {
   SharedBuffer& shared = own(buffer, Op::all_gather);
-  check_all_gather(shared, bytes, size());
   Call call = shared.call(Op::all_gather, tag);
-  call.bytes = bytes;
+  call.bytes = check_all_gather(shared, ranges, size());
   shared.publish(Op::all_gather);
   group_->meet_with_queues(call);
 }

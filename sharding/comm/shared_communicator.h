@@ -29,7 +29,7 @@ class SharedCommunicator final : public Communicator {
   std::shared_ptr<Buffer> allocate(std::string_view name, std::size_t bytes,
                                    Sharing sharing) override;
   void acquire(Buffer& buffer, Tag tag) override;
-  void all_gather(Buffer& buffer, std::size_t bytes, Tag tag) override;
+  void all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges, Tag tag) override;
   void reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges, Reduction reduction,
                       Tag tag) override;
   void all_reduce(Buffer& buffer, std::int64_t count, void* out, Reduction reduction,

@@ -28,6 +28,9 @@ std::vector<ComparedRun> compared_runs() {
                                {"train.sync_each_batch", "false"}};
   const Settings accumulation = {{"train.gradient_accumulation_steps", "2"}};
   const Settings untied = {{"model.tie_word_embeddings", "false"}};
+  const auto recomputed = [](const std::string& how) {
+    return Settings{{"sharding.activation_checkpointing", how}};
+  };
   const Settings pairs = {{"sharding.group_size", "2"}};
   return {
       {1, strategy("NO_SHARD")},
@@ -41,9 +44,9 @@ std::vector<ComparedRun> compared_runs() {
       {2, strategy("FULL_SHARD") + bf16},
       {2, strategy("FULL_SHARD") + bf16 + untied + local_sums},
       {2, strategy("FULL_SHARD") + Settings{{"sharding.auto_wrap_policy", "NO_WRAP"}}},
-      {2, strategy("FULL_SHARD") + Settings{{"model.dropout", "0.1"}}},
+      {2, strategy("FULL_SHARD") + recomputed("true") + Settings{{"model.dropout", "0.1"}}},
       {3, strategy("NO_SHARD") + untied},
-      {3, strategy("SHARD_GRAD_OP") + bf16},
+      {3, strategy("SHARD_GRAD_OP") + bf16 + recomputed("selective")},
       {3, strategy("FULL_SHARD") + accumulation},
       {4, strategy("FULL_SHARD") + bf16 + Settings{{"sharding.reduce_dtype", "fp32"}}},
       {4, strategy("HYBRID_SHARD") + pairs},

@@ -208,11 +208,10 @@ TEST(Recipe, WrongValuesAreNamed) {
 
 TEST(Recipe, FeaturesThatDoNotExistAreRefusedByName) {
   for (const char* text :
-       {"log: {tensorboard: out}", "log: {trace: t}", "sharding: {offload_params: true}",
-        "sharding: {activation_offload: true}", "sharding: {mixed_precision: fp16}",
-        "sharding: {reduce_dtype: fp16}", "sharding: {reduce_dtype: Float16}",
-        "sharding: {reshard_after_forward: 2}", "checkpoint: {state_dict_type: LOCAL_STATE_DICT}",
-        "sharding: {use_orig_params: false}"}) {
+       {"log: {tensorboard: out}", "log: {trace: t}", "sharding: {activation_offload: true}",
+        "sharding: {mixed_precision: fp16}", "sharding: {reduce_dtype: fp16}",
+        "sharding: {reduce_dtype: Float16}", "sharding: {reshard_after_forward: 2}",
+        "checkpoint: {state_dict_type: LOCAL_STATE_DICT}", "sharding: {use_orig_params: false}"}) {
     EXPECT_NE(refusal_of(text).find("is not available in this version"), std::string::npos)
         << refusal_of(text);
   }
@@ -337,6 +336,35 @@ TEST(Recipe, RecomputationIsReadAndChecked) {
   EXPECT_EQ(invalid("sharding: {activation_checkpointing: true, auto_wrap_policy: NO_WRAP, "
                     "activation_checkpointing_cls: [GPT2MLP]}"),
             "(accepted)");
+}
+
+TEST(Recipe, OffloadIsReadAndChecked) {
+  const auto options = [](const std::string& keys) {
+    return offload_options(parse("sharding: {" + keys + "}"));
+  };
+  EXPECT_EQ(options("forward_prefetch: true").parameters, Placement::device);
+  const OffloadOptions all = options("fsdp_offload_params: true, offload: {optimizer: file}");
+  EXPECT_EQ(all.parameters, Placement::host);
+  EXPECT_EQ(all.gradients, Placement::host);
+  EXPECT_EQ(all.optimizer, Placement::file);
+  const auto refusal = [](const std::string& keys) {
+    try {
+      validate(parse("data: {train: t}\nsharding: {offload: {" + keys + "}}"), 2);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::configuration);
+      return std::string(error.what());
+    }
+    return std::string("none");
+  };
+  EXPECT_EQ(refusal("gradients: file, folder: f"), "none");
+  EXPECT_EQ(refusal("gradients: file"),
+            "r.yaml: sharding.offload.folder is missing: the folder, on a disk, for what "
+            "sharding.offload has in a file");
+  EXPECT_EQ(refusal("gradients: host, folder: f"),
+            "r.yaml:2: sharding.offload.folder needs file as one of sharding.offload.parameters, "
+            "gradients, optimizer");
+  EXPECT_EQ(refusal("gradients: disk"),
+            "r.yaml:2: sharding.offload.gradients must be one of device | host | file, got disk");
 }
 
 TEST(Recipe, JsonIsReadBack) {

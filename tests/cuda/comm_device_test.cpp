@@ -22,6 +22,7 @@ namespace {
 
 using cases::Ranks;
 using testing::Bytes;
+using testing::gather_ranges;
 using testing::gather_several_times;
 using testing::Output;
 using testing::Program;
@@ -53,7 +54,10 @@ void expect_the_cpus_bits(int ranks, const Program& program) {
 }
 
 TEST(CommDevice, GathersInOrder) {
-  for (const int ranks : {1, 2, 3}) expect_the_cpus_bits(ranks, gather_several_times);
+  for (const int ranks : {1, 2, 3}) {
+    expect_the_cpus_bits(ranks, gather_several_times);
+    expect_the_cpus_bits(ranks, gather_ranges);
+  }
 }
 
 TEST(CommDevice, SumsInTheFixedOrder) {

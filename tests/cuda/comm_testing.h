@@ -80,6 +80,30 @@ inline void gather_several_times(const Ranks& ranks, std::vector<Bytes>& seen) {
   }
 }
 
+// Two ranges, and then the second one alone; a ragged place before each.
+inline void gather_ranges(const Ranks& ranks, std::vector<Bytes>& seen) {
+  const Device device = ranks->device();
+  const auto size = static_cast<std::size_t>(ranks->size());
+  const auto own = static_cast<std::size_t>(ranks->rank());
+  const std::vector<comm::GatheredRange> parts{{256, 1024 * size},
+                                               {4096 + 1024 * size, 256 * size}};
+  const auto buffer = ranks->allocate("ranges", 8192 + 1280 * size, comm::Sharing::one_copy);
+  for (int round = 0; round < 2; ++round) {
+    ranks->acquire(*buffer);
+    std::vector<comm::GatheredRange> gathered = parts;
+    if (round == 1) gathered.erase(gathered.begin());
+    for (const comm::GatheredRange& part : gathered) {
+      const std::size_t share = part.bytes / size;
+      upload(device, buffer->data() + part.first + own * share,
+             elements_of(ranks->rank(), static_cast<std::int64_t>(share / 4), float32,
+                         part.first + static_cast<std::uint64_t>(round)));
+    }
+    ranks->all_gather(*buffer, gathered, {.step = static_cast<std::uint64_t>(round)});
+    seen.push_back(download(device, buffer->data(), buffer->bytes()));
+    buffer->release();
+  }
+}
+
 // A reduce_scatter of two uneven ranges a rank, which start at any element, and an all_reduce.
 inline void reduce(const Ranks& ranks, std::int64_t count, const comm::Reduction& reduction,
                    std::vector<Bytes>& seen) {

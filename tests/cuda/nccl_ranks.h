@@ -33,13 +33,16 @@ inline comm::World world_of(int rank, int size, int port) {
   return world;
 }
 
-// Runs fn on every rank but `absent` and returns each rank's failure ("" for none).
+// Runs fn on every rank but `absent` and returns each rank's failure ("" for none). `functions`
+// stand for NCCL's own.
 inline std::vector<std::string> run_nccl(
     int ranks, const std::function<void(const std::shared_ptr<comm::Communicator>&)>& fn,
-    comm::ConnectOptions options = {}, int absent = -1) {
+    comm::ConnectOptions options = {}, int absent = -1,
+    const cuda::NcclFunctions* functions = nullptr) {
   const NcclUnderTest nccl = nccl_under_test(ranks);
   EXPECT_EQ(nccl.missing, "");
   if (nccl.functions == nullptr) return {};
+  if (functions == nullptr) functions = nccl.functions;
   const int port = next_port();
   std::vector<std::string> failures(static_cast<std::size_t>(ranks));
   std::vector<std::jthread> threads;
@@ -49,7 +52,7 @@ inline std::vector<std::string> run_nccl(
       try {
         options.device = nccl_device(rank);
         const auto communicator =
-            comm::connect_nccl_with(*nccl.functions, world_of(rank, ranks, port), options);
+            comm::connect_nccl_with(*functions, world_of(rank, ranks, port), options);
         try {
           fn(communicator);
         } catch (const std::exception& error) {

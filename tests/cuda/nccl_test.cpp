@@ -3,6 +3,7 @@
 // named.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <latch>
 #include <mutex>
@@ -60,6 +61,8 @@ TEST(Nccl, GathersInOrder) {
     EXPECT_TRUE(over_nccl(ranks, false, gather_several_times) ==
                 on_the_cpu(ranks, gather_several_times))
         << ranks << " ranks";
+    EXPECT_TRUE(over_nccl(ranks, false, gather_ranges) == on_the_cpu(ranks, gather_ranges))
+        << ranks << " ranks";
   }
 }
 
@@ -112,6 +115,86 @@ TEST(Nccl, EqualSharesAreOneReduceScatter) {
     seen.push_back(out.read());
   };
   EXPECT_TRUE(over_nccl(3, false, program) == on_the_cpu(3, program));
+}
+
+// What ranks ask of NCCL, all of them together.
+struct NcclCalls {
+  const cuda::NcclFunctions* real = nullptr;
+  std::atomic<int> gathers{0}, scatters{0}, reductions{0}, groups{0};
+};
+NcclCalls& nccl_calls() {
+  static NcclCalls calls;
+  return calls;
+}
+
+cuda::NcclFunctions counted(const cuda::NcclFunctions& real) {
+  NcclCalls& calls = nccl_calls();
+  calls.real = &real;
+  calls.gathers = calls.scatters = calls.reductions = calls.groups = 0;
+  cuda::NcclFunctions functions = real;
+  functions.AllGather = [](auto... arguments) {
+    ++nccl_calls().gathers;
+    return nccl_calls().real->AllGather(arguments...);
+  };
+  functions.ReduceScatter = [](auto... arguments) {
+    ++nccl_calls().scatters;
+    return nccl_calls().real->ReduceScatter(arguments...);
+  };
+  functions.Reduce = [](auto... arguments) {
+    ++nccl_calls().reductions;
+    return nccl_calls().real->Reduce(arguments...);
+  };
+  functions.GroupEnd = [] {
+    ++nccl_calls().groups;
+    return nccl_calls().real->GroupEnd();
+  };
+  return functions;
+}
+
+// A unit of several segments, as its gather and its reduction name them.
+TEST(Nccl, SegmentsOfAUnitAreOneGroupOfCalls) {
+  TESSERA_NEEDS_NCCL(3);
+  constexpr std::int64_t first_share = 64, second_share = 192;
+  const Program program = [](const Ranks& ranks, std::vector<Bytes>& seen) {
+    const std::int64_t size = ranks->size();
+    const std::int64_t second = size * first_share + 32;  // not quite behind the first one
+    const std::int64_t count = second + size * second_share;
+    const auto buffer = ranks->allocate("segments", static_cast<std::size_t>(count) * sizeof(float),
+                                        Sharing::per_rank);
+    const Output out(ranks->device(), Bytes((first_share + second_share) * sizeof(float)));
+    ranks->acquire(*buffer);
+    Bytes mine(static_cast<std::size_t>(count) * sizeof(float));
+    for (std::int64_t i = 0; i < count; ++i) {
+      const auto value = static_cast<float>(i % 50 + ranks->rank());  // exact in any order
+      std::memcpy(mine.data() + i * 4, &value, 4);
+    }
+    upload(ranks->device(), buffer->data(), mine);
+    ranks->reduce_scatter(*buffer,
+                          {{ranks->rank() * first_share, first_share, out.data()},
+                           {second + ranks->rank() * second_share, second_share,
+                            out.data() + first_share * sizeof(float)}},
+                          {}, {});
+    seen.push_back(out.read());
+    gather_ranges(ranks, seen);
+  };
+  const cuda::NcclFunctions functions = counted(*nccl_under_test(3).functions);
+  Results results;
+  std::mutex mutex;
+  expect_no_failure(run_nccl(
+      3,
+      [&](const Ranks& ranks) {
+        std::vector<Bytes> seen;
+        program(ranks, seen);
+        ranks->barrier();
+        const std::lock_guard lock(mutex);
+        results[ranks->rank()] = std::move(seen);
+      },
+      {}, -1, &functions));
+  EXPECT_TRUE(results == on_the_cpu(3, program));
+  EXPECT_EQ(nccl_calls().scatters, 2 * 3);
+  EXPECT_EQ(nccl_calls().gathers, (2 + 1) * 3);
+  EXPECT_EQ(nccl_calls().reductions, 0);
+  EXPECT_EQ(nccl_calls().groups, 2 * 3);  // one range by itself needs none
 }
 
 TEST(Nccl, GroupsChannelsAndMessages) {

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "cuda/nccl_ranks.h"
-#include "sharding/sharding_testing.h"
+#include "sharding/mixed_module.h"
 
 namespace tessera::testing {
 namespace {
@@ -41,6 +41,24 @@ TEST(NcclTraining, GroupsOfTwoGiveTheSameBits) {
   const Trajectory expected = train_toy(4, toy_options(Strategy::full_shard), shared);
   EXPECT_TRUE(
       same_bits(expected, train_toy(4, toy_options(Strategy::hybrid_shard, 2), over_nccl(true))));
+}
+
+// Two ranges in a reduction, four in a gather, and two after a step where the rest is frozen.
+TEST(NcclTraining, UnitsOfSeveralSegmentsGiveTheSameBits) {
+  TESSERA_NEEDS_NCCL(3);
+  const auto train = [](const ShardingOptions& strategy, const TrainingCase& what) {
+    ShardingOptions options = strategy;
+    options.wrap = WrapPolicy::list({"mixed", "fixed"});
+    return train_ranks(3, options, what,
+                       [](double dropout) { return std::make_unique<MixedAndFrozen>(dropout); });
+  };
+  const TrainingCase shared{.max_norm = 1e-2, .steps = 2, .batch = 1, .device = gpu};
+  const Trajectory expected = train(toy_options(Strategy::no_shard), shared);
+  for (const Strategy strategy :
+       {Strategy::full_shard, Strategy::shard_optimizer, Strategy::shard_grad_op}) {
+    EXPECT_TRUE(same_bits(expected, train(toy_options(strategy), over_nccl(true))))
+        << name_of(strategy);
+  }
 }
 
 TEST(NcclTraining, ItsOwnOrderStaysClose) {

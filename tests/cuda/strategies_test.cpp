@@ -7,6 +7,7 @@
 
 #include "cuda/device_under_test.h"
 #include "models/gpt2.h"
+#include "sharding/mixed_module.h"
 #include "sharding/strategy_bits.h"
 
 namespace tessera {
@@ -71,6 +72,24 @@ TEST_F(DeviceStrategies, TwoRanks) {
         options_of(Strategy::full_shard), options_of(Strategy::hybrid_shard, 1),
         options_of(Strategy::hybrid_shard_zero2, 2)}) {
     EXPECT_TRUE(same_bits(plain, train(2, options, Device::cuda()))) << testing::describe(options);
+  }
+}
+
+// Units of four segments, whose frozen ones stay in the buffer while the others are gathered again.
+TEST_F(DeviceStrategies, MixedAndFrozenUnits) {
+  const TrainingCase what{
+      .micro_batches = 2, .max_norm = 1e-2, .batch = 1, .device = Device::cuda()};
+  Trajectory plain;
+  for (const Strategy strategy : {Strategy::no_shard, Strategy::shard_optimizer,
+                                  Strategy::shard_grad_op, Strategy::full_shard}) {
+    ShardingOptions options;
+    options.strategy = strategy;
+    options.wrap = WrapPolicy::list({"mixed", "fixed"});
+    const Trajectory got = testing::train_ranks(3, options, what, [](double dropout) {
+      return std::make_unique<testing::MixedAndFrozen>(dropout);
+    });
+    if (strategy == Strategy::no_shard) plain = got;
+    EXPECT_TRUE(same_bits(plain, got)) << testing::describe(options);
   }
 }
 

@@ -40,12 +40,12 @@ class Environment {
 };
 
 // Every test runs under each schedule, with one and with three OS threads.
-class Device : public ::testing::TestWithParam<std::tuple<std::string, int>> {
+class EmulatedDevice : public ::testing::TestWithParam<std::tuple<std::string, int>> {
  protected:
   Environment schedule_{"TESSERA_EMULATOR_SCHEDULE", std::get<0>(GetParam())};
   Environment threads_{"TESSERA_EMULATOR_THREADS", std::to_string(std::get<1>(GetParam()))};
 };
-INSTANTIATE_TEST_SUITE_P(Schedules, Device,
+INSTANTIATE_TEST_SUITE_P(Schedules, EmulatedDevice,
                          ::testing::Combine(::testing::Values("forward", "reverse", "random",
                                                               "random:7"),
                                             ::testing::Values(1, 3)),
@@ -61,7 +61,7 @@ void run_warp(Body body) {
   emulator::run_grid(dim3(1), dim3(warp_size), 0, "test", body);
 }
 
-TEST_P(Device, EveryThreadOfEveryBlockRunsOnce) {
+TEST_P(EmulatedDevice, EveryThreadOfEveryBlockRunsOnce) {
   const dim3 grid(3, 2, 2), block(5, 3, 4);
   std::vector<int> runs(3 * 2 * 2 * 5 * 3 * 4);
   emulator::run_grid(grid, block, 0, "indices", [&] {
@@ -81,7 +81,7 @@ struct LaunchesAtTheEnd {
   }
 };
 
-TEST_P(Device, AThreadMayLaunchWhileItEnds) {
+TEST_P(EmulatedDevice, AThreadMayLaunchWhileItEnds) {
   std::vector<int> runs(5);
   std::thread([&runs] {
     static thread_local const LaunchesAtTheEnd last{&runs};
@@ -91,7 +91,7 @@ TEST_P(Device, AThreadMayLaunchWhileItEnds) {
   EXPECT_EQ(runs, std::vector<int>(5, 1));
 }
 
-TEST_P(Device, ShufflesMoveValuesWithinSegments) {
+TEST_P(EmulatedDevice, ShufflesMoveValuesWithinSegments) {
   int up[32], down[32], swapped[32], first[32];
   double wide[32];
   run_warp([&] {
@@ -111,7 +111,7 @@ TEST_P(Device, ShufflesMoveValuesWithinSegments) {
   }
 }
 
-TEST_P(Device, VotesAndReductionsSeeTheLanesOfTheMask) {
+TEST_P(EmulatedDevice, VotesAndReductionsSeeTheLanesOfTheMask) {
   unsigned odd[32], matches[32], low_half[32];
   int sum[32], largest[32], any[32], all[32];
   run_warp([&] {
@@ -138,7 +138,7 @@ TEST_P(Device, VotesAndReductionsSeeTheLanesOfTheMask) {
 }
 
 // A lane that is slow to take its result must not get that of a later operation.
-TEST_P(Device, LanesMayRunAhead) {
+TEST_P(EmulatedDevice, LanesMayRunAhead) {
   std::vector<int> sums(32);
   run_warp([&] {
     const int lane = static_cast<int>(threadIdx.x);
@@ -151,7 +151,7 @@ TEST_P(Device, LanesMayRunAhead) {
   for (int lane = 0; lane < 32; ++lane) EXPECT_EQ(sums[lane], 31 - lane + (lane < 2 ? 1000 : 0));
 }
 
-TEST_P(Device, BarriersCountPredicates) {
+TEST_P(EmulatedDevice, BarriersCountPredicates) {
   constexpr int threads = 96;
   std::vector<int> counts(threads), any(threads), all(threads), sums(threads);
   emulator::run_grid(dim3(1), dim3(threads), threads * sizeof(int), "barriers", [&] {
@@ -173,7 +173,7 @@ TEST_P(Device, BarriersCountPredicates) {
   EXPECT_EQ(sums, std::vector<int>(threads, 10));
 }
 
-TEST_P(Device, AtomicsOfAllTypes) {
+TEST_P(EmulatedDevice, AtomicsOfAllTypes) {
   constexpr int blocks = 6, threads = 64, total = blocks * threads;
   int integer = 0, smallest = 0;
   unsigned wrapping = 0, bits = 0, winners = 0, claimed = 0;
@@ -253,10 +253,10 @@ void expect_plain_product() {
   }
 }
 
-TEST_P(Device, TensorCoreMultipliesBfloat16) {
+TEST_P(EmulatedDevice, TensorCoreMultipliesBfloat16) {
   expect_plain_product<__nv_bfloat16, mma_bfloat16>();
 }
-TEST_P(Device, TensorCoreMultipliesFloat16) {
+TEST_P(EmulatedDevice, TensorCoreMultipliesFloat16) {
   expect_plain_product<__half, mma_float16>();
 }
 
@@ -281,7 +281,7 @@ std::vector<std::uint32_t> loaded_fragments() {
   return fragments;
 }
 
-TEST_P(Device, MatricesAreLoadedInBothForms) {
+TEST_P(EmulatedDevice, MatricesAreLoadedInBothForms) {
   const auto plain = loaded_fragments<load_matrix_x4>();
   const auto transposed = loaded_fragments<load_matrix_x4_transposed>();
   for (std::uint32_t lane = 0; lane < 32; ++lane) {
@@ -295,7 +295,7 @@ TEST_P(Device, MatricesAreLoadedInBothForms) {
   }
 }
 
-TEST_P(Device, CopiesComeWithTheirGroupAndNotBefore) {
+TEST_P(EmulatedDevice, CopiesComeWithTheirGroupAndNotBefore) {
   alignas(16) const float from[12] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
   std::vector<float> seen(12);
   bool early = true;
@@ -316,7 +316,7 @@ TEST_P(Device, CopiesComeWithTheirGroupAndNotBefore) {
   EXPECT_EQ(seen, (std::vector<float>{0, 1, 2, 3, 4, 5, 0, 0, 0, 0, 0, 0}));
 }
 
-TEST_P(Device, SharedMemoryIsFreshInEveryBlock) {
+TEST_P(EmulatedDevice, SharedMemoryIsFreshInEveryBlock) {
   struct Counter {
     float value;
   };
@@ -333,7 +333,7 @@ TEST_P(Device, SharedMemoryIsFreshInEveryBlock) {
   EXPECT_EQ(fresh, std::vector<int>(8, 2));
 }
 
-TEST_P(Device, BlockSumIsTheSameInEverySchedule) {
+TEST_P(EmulatedDevice, BlockSumIsTheSameInEverySchedule) {
   constexpr int threads = 256;
   std::vector<float> results(4);
   emulator::run_grid(dim3(4), dim3(threads), 0, "sum", [&] {
@@ -355,7 +355,7 @@ TEST_P(Device, BlockSumIsTheSameInEverySchedule) {
   }
 }
 
-TEST_P(Device, HostThreadsRunGridsAtTheSameTime) {
+TEST_P(EmulatedDevice, HostThreadsRunGridsAtTheSameTime) {
   std::vector<int> sums(4);
   std::vector<std::thread> hosts;
   for (int host = 0; host < 4; ++host) {

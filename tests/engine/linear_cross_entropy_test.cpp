@@ -177,6 +177,21 @@ TEST(LinearCrossEntropy, AccumulatesLikeAnyOther) {
   }
 }
 
+// A given float32 gradient of a 16-bit weight gets the sums as they are, not rounded on the way.
+TEST(LinearCrossEntropy, AGivenWideGradientIsWrittenByItsProducts) {
+  for (const std::int64_t rows : {std::int64_t{100}, head_rows}) {  // one block of rows, several
+    SCOPED_TRACE(rows);
+    const HeadInputs in(bfloat16, rows);
+    const std::string rounded = bits_of_head(in).dweight;
+    Tensor weight = in.weight.detach().set_requires_grad(true);
+    weight.impl()->grad = Tensor::empty(weight.shape(), float32).impl();
+    linear_cross_entropy(in.x.detach(), weight, in.targets).backward(Tensor::scalar(0.7, float32));
+    ASSERT_EQ(weight.grad().dtype(), float32);
+    EXPECT_TRUE(bits_of(cast(weight.grad(), bfloat16)) == rounded);
+    EXPECT_FALSE(bits_of(cast(cast(weight.grad(), bfloat16), float32)) == bits_of(weight.grad()));
+  }
+}
+
 TEST(LinearCrossEntropy, WithoutRowsOrTargetsThatCountGradientsAreZero) {
   const HeadInputs in(float32, 3, 50, 4);
   Tensor empty = Tensor::empty({0, 4}).set_requires_grad(true);

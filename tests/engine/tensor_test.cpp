@@ -145,6 +145,24 @@ TEST(Storage, IsNotAskedForMemoryByReading) {
   EXPECT_EQ(asked, 0);
 }
 
+// Writers of one part say nothing of another, and either keeps the memory.
+TEST(Storage, HasPartsWithLivesOfTheirOwn) {
+  Tensor whole = Tensor::from(std::vector<float>{1, 2, 3, 4, 5, 6}, {6});
+  const std::byte* begin = whole.data();
+  const auto front = Storage::part_of(whole.storage(), 0, 2 * sizeof(float));
+  const auto back = Storage::part_of(whole.storage(), 2 * sizeof(float), 4 * sizeof(float));
+  EXPECT_THROW((void)Storage::part_of(whole.storage(), 8, 5 * sizeof(float)), std::logic_error);
+  int written = 0;
+  front->set_on_write([&] { ++written; });
+  Tensor x = Tensor::view_of(back, 0, {4}, float32);
+  x.copy_from(Tensor::full({4}, 9));
+  EXPECT_EQ(written, 0);
+  EXPECT_EQ(whole.to_vector(), (Numbers{1, 2, 9, 9, 9, 9}));
+  whole = {};
+  EXPECT_EQ(front->data(), begin);
+  EXPECT_EQ(x.to_vector(), (Numbers{9, 9, 9, 9}));
+}
+
 TEST(Storage, TellsOfRequiresGrad) {
   const auto storage = Storage::lent(2 * sizeof(float), Device::cpu(), "weights");
   const detail::TensorData* told = nullptr;

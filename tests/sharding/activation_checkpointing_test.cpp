@@ -207,6 +207,61 @@ TEST(ActivationCheckpointing, WhatCannotBeDoneIsRefusedByName) {
   EXPECT_NE(refusal(options).find("without activation_checkpointing"), std::string::npos);
 }
 
+// A part that is computed in a product of the module around it, and one that is called there.
+class FusedPairImpl : public nn::Module {
+ public:
+  FusedPairImpl() {
+    inner_ = register_module("inner", nn::Linear(testing::toy_width, testing::toy_width));
+    dropout_ = register_module("dropout", nn::Dropout(0.1));
+  }
+  Tensor forward(const Tensor& x) const {
+    return dropout_(linear(x, inner_->weight(), inner_->bias()));
+  }
+  [[nodiscard]] bool is_indivisible() const override { return true; }
+
+ private:
+  nn::Linear inner_;
+  nn::Dropout dropout_;
+};
+TESSERA_MODULE(FusedPair);
+
+class EmptyListImpl : public nn::Module {};
+TESSERA_MODULE(EmptyList);
+
+class FusedNet : public nn::Module {
+ public:
+  FusedNet() {
+    std::vector<FusedPair> pairs;
+    for (int i = 0; i < 2; ++i) pairs.emplace_back(std::make_shared<FusedPairImpl>());
+    register_module("pairs", nn::ModuleList<FusedPair>(std::move(pairs)));
+    register_module("spare", EmptyList(std::make_shared<EmptyListImpl>()));
+  }
+};
+
+TEST(ActivationCheckpointing, ClassesThatAreNotCalledAreRefusedWithTheOneToName) {
+  FusedNet net;
+  const auto choose = [&](std::vector<std::string> classes) {
+    ShardingOptions options = recomputing({});
+    options.activation_checkpointing_cls = std::move(classes);
+    return choose_recomputed(net, choose_units(net, {}), options);
+  };
+  const auto refusal = [&](const std::string& name) {
+    return message_of<Error>([&] { (void)choose({name}); });
+  };
+  EXPECT_EQ(refusal("Linear"),
+            "activation_checkpointing_cls: Linear (pairs.0.inner) is not called: a module around "
+            "it uses its parameters in a fused operation; name FusedPair instead");
+  EXPECT_EQ(refusal("ModuleList"),
+            "activation_checkpointing_cls: ModuleList (pairs) has no forward that would be called; "
+            "name FusedPair instead");
+  EXPECT_EQ(refusal("EmptyList"),
+            "activation_checkpointing_cls: EmptyList (spare) has no forward that would be called; "
+            "leave it out");
+  EXPECT_EQ(choose({"Dropout"}).front().name, "pairs.0.dropout");
+  // What is inside of another one is recomputed with it.
+  EXPECT_EQ(choose({"Linear", "FusedPair"}).front().name, "pairs.0");
+}
+
 TEST(ActivationCheckpointing, EndsWithTheShardedModelAndLeavesTheUsersChoiceAlone) {
   launch(1, [](Context& context) {
     const testing::OneThread one_thread;
@@ -246,7 +301,7 @@ TEST(ActivationCheckpointing, AnExceptionInTheSecondRunLeavesTheModelUsable) {
         const Tensor x = net.embed(batch.ids);
         const Tensor y = recompute(
             [&](const Tensor& in) {
-              const Tensor out = net.head(in);
+              Tensor out = net.head(in);
               if (runs++ == 1) throw std::runtime_error("stop");
               return out;
             },

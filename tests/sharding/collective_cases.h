@@ -123,6 +123,39 @@ inline void check_all_gather(const Ranks& ranks, std::size_t share, int rounds,
   }
 }
 
+// Two ranges with room before, between and behind them, which keeps what it has.
+inline void check_gathered_ranges(const Ranks& ranks) {
+  const auto size = static_cast<std::size_t>(ranks->size());
+  const auto own = static_cast<std::size_t>(ranks->rank());
+  constexpr std::size_t room = 100;
+  const std::vector<GatheredRange> parts{{room, 64 * size}, {2 * room + 64 * size, 8 * size}};
+  auto buffer = ranks->allocate("ranges", 3 * room + 72 * size, Sharing::one_copy);
+  const auto fill = [&](const GatheredRange& part, std::byte value) {
+    const std::size_t share = part.bytes / size;
+    std::fill_n(buffer->data() + part.first + own * share, share, value);
+  };
+  const auto value_of_rank = [](std::size_t rank, int round) {
+    return static_cast<std::byte>(static_cast<int>(rank) + 1 + 16 * round);
+  };
+  for (int round = 0; round < 3; ++round) {
+    // The second range alone in the last round: the first one keeps what it has.
+    const bool whole = round < 2;
+    ranks->acquire(*buffer);
+    if (whole) fill(parts[0], value_of_rank(own, round));
+    fill(parts[1], value_of_rank(own, round));
+    ranks->all_gather(*buffer, whole ? parts : std::vector<GatheredRange>{parts[1]}, {});
+    std::vector<std::byte> expected(buffer->bytes());
+    for (std::size_t rank = 0; rank < size; ++rank) {
+      std::fill_n(expected.begin() + static_cast<std::ptrdiff_t>(room + rank * 64), 64,
+                  value_of_rank(rank, whole ? round : 1));
+      std::fill_n(expected.begin() + static_cast<std::ptrdiff_t>(parts[1].first + rank * 8), 8,
+                  value_of_rank(rank, round));
+    }
+    EXPECT_TRUE(std::equal(expected.begin(), expected.end(), buffer->data())) << "round " << round;
+    buffer->release();
+  }
+}
+
 // reduce_scatter over ranges that together cover the buffer, and all_reduce of the same contents,
 // against the tree.
 inline void check_reductions(const Ranks& ranks, std::int64_t count, const Reduction& reduction,

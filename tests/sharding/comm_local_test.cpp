@@ -48,6 +48,7 @@ TEST_P(LocalRanks, AllGather) {
     for (const std::size_t share : {0, 1, 7, 4096, 50'000})
       cases::check_all_gather(ranks, share, 4);
     cases::check_all_gather(ranks, 10, 2, 77);
+    cases::check_gathered_ranges(ranks);
   });
 }
 
@@ -297,6 +298,7 @@ TEST(LocalMisuse, IsALogicError) {
     ranks->acquire(*own);
     EXPECT_THROW(ranks->all_gather(*own, own->bytes(), {}), std::logic_error);  // per_rank
     EXPECT_THROW(ranks->all_gather(*shared, 65, {}), std::logic_error);         // more than it has
+    EXPECT_THROW(ranks->all_gather(*shared, {{.first = 60, .bytes = 8}}, {}), std::logic_error);
     EXPECT_THROW(ranks->reduce_scatter(*own, {{.first = 16, .count = 1, .out = &out}}, {}, {}),
                  std::logic_error);
     EXPECT_THROW(ranks->reduce_scatter(*own, {{.first = 0, .count = 1, .out = nullptr}}, {}, {}),

@@ -81,6 +81,7 @@ TEST_P(ShmRanks, AllGather) {
     for (const std::size_t share : {0, 1, 7, 4096, 50'000, 700'000}) {
       cases::check_all_gather(ranks, share, 3);
     }
+    cases::check_gathered_ranges(ranks);
   });
 }
 

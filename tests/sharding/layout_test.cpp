@@ -45,7 +45,7 @@ const std::vector<std::vector<ParameterSpec>>& examples() {
   return all;
 }
 
-TEST(UnitLayout, OffsetsDoNotDependOnShards) {
+TEST(UnitLayout, PlacesInASegmentDoNotDependOnShards) {
   for (const auto& parameters : examples()) {
     const UnitLayout one(parameters, 1);
     for (int shards = 2; shards <= 8; ++shards) {
@@ -56,13 +56,14 @@ TEST(UnitLayout, OffsetsDoNotDependOnShards) {
         EXPECT_EQ(many.slots()[i].range.first, one.slots()[i].range.first);
         EXPECT_EQ(many.slots()[i].range.count, one.slots()[i].range.count);
       }
+      // Padding stands at each segment's end, and is less than the ranks' granules.
+      ASSERT_EQ(many.segments().size(), one.segments().size());
       for (std::size_t s = 0; s < one.segments().size(); ++s) {
-        EXPECT_EQ(many.segments()[s].byte_offset, one.segments()[s].byte_offset);
-        EXPECT_EQ(many.segments()[s].gradient_offset, one.segments()[s].gradient_offset);
+        const std::size_t granules = 256u * static_cast<unsigned>(shards);
+        EXPECT_EQ(many.segments()[s].bytes() % granules, 0u);
+        EXPECT_EQ(many.segments()[s].bytes(),
+                  (one.segments()[s].bytes() + granules - 1) / granules * granules);
       }
-      // Padding stands at the end, and is less than the ranks' granules.
-      EXPECT_GE(many.bytes(), one.bytes());
-      EXPECT_LT(many.bytes() - one.bytes(), 256u * static_cast<unsigned>(shards));
     }
   }
 }
@@ -72,8 +73,8 @@ TEST(UnitLayout, SharesAndParametersAreAligned) {
     for (int shards = 1; shards <= 8; ++shards) {
       const UnitLayout layout(parameters, shards);
       EXPECT_EQ(layout.bytes(), layout.share_bytes() * static_cast<std::size_t>(shards));
-      EXPECT_EQ(layout.share_bytes() % 128, 0u);
-      EXPECT_GT(layout.share_bytes(), 0u);
+      EXPECT_EQ(layout.share_bytes() % 256, 0u);
+      EXPECT_EQ(layout.share_bytes() == 0, parameters.empty());
       for (const auto& slot : layout.slots()) {
         const auto& segment = layout.segments()[static_cast<std::size_t>(slot.segment)];
         const std::size_t at = segment.byte_offset + static_cast<std::size_t>(slot.range.first) *
@@ -155,21 +156,33 @@ TEST(UnitLayout, LocalRangesCoverOnce) {
   }
 }
 
-// A shard's parts in bytes are its share: no rank holds more than another.
-TEST(UnitLayout, SharesAreEqual) {
+// Of every segment: no rank holds more than another of what is trained, of what is frozen, of any
+// dtype.
+TEST(UnitLayout, SharesOfEachSegmentAreEqual) {
   for (const auto& parameters : examples()) {
-    if (parameters.empty()) continue;
     for (int shards = 1; shards <= 8; ++shards) {
       const UnitLayout layout(parameters, shards);
       for (int shard = 0; shard < shards; ++shard) {
         std::size_t bytes = 0;
         for (std::size_t s = 0; s < layout.segments().size(); ++s) {
-          bytes += static_cast<std::size_t>(layout.local(static_cast<int>(s), shard).count) *
-                   size_of(layout.segments()[s].compute_dtype);
+          const auto& segment = layout.segments()[s];
+          const std::int64_t count = layout.local(static_cast<int>(s), shard).count;
+          EXPECT_EQ(count * shards, segment.elements);
+          EXPECT_EQ(count, segment.share);
+          EXPECT_EQ(static_cast<std::size_t>(count) * size_of(segment.compute_dtype) % 256, 0u);
+          bytes += static_cast<std::size_t>(count) * size_of(segment.compute_dtype);
         }
         EXPECT_EQ(bytes, layout.share_bytes());
       }
     }
+  }
+}
+
+// 32 * 128 trainable elements behind a million frozen ones: an eighth of them on each of 8 ranks.
+TEST(UnitLayout, SpreadsASmallTrainablePart) {
+  const UnitLayout layout({spec({1000, 1000}, float32, false), spec({32, 128})}, 8);
+  for (int shard = 0; shard < 8; ++shard) {
+    EXPECT_EQ(layout.local_of(layout.slots()[1], shard).count, 32 * 128 / 8) << shard;
   }
 }
 

@@ -27,10 +27,9 @@ std::size_t part_of(std::size_t bytes, int ranks) {
   return (bytes + static_cast<std::size_t>(ranks) - 1) / static_cast<std::size_t>(ranks);
 }
 
-// Units of one segment each, as the toy's are.
 class Formula {
  public:
-  Formula(int world, const ShardingOptions& options, int rank)
+  Formula(nn::Module& net, int world, const ShardingOptions& options, int rank)
       : row_(row_of(options.strategy)),
         shards_(row_.shards == ShardGroup::self    ? 1
                 : row_.shards == ShardGroup::world ? world
@@ -38,7 +37,6 @@ class Formula {
         copies_(world / shards_),
         wire_(size_of(options.reduce_dtype.value_or(options.param_dtype.value_or(float32)))),
         cast_(options.param_dtype.value_or(float32) != float32) {
-    ToyTransformer net;
     const auto units = testing::expected_units(net, options.wrap, options.param_dtype);
     for (std::size_t i = 0; i < units.size(); ++i) add(units[i].layout(shards_), i == 0, rank);
     // Two of the largest unit, whose turn the units take.
@@ -52,11 +50,13 @@ class Formula {
 
  private:
   void add(const UnitLayout& layout, bool root, int rank) {
-    const std::size_t elements =
-        layout.share_bytes() / size_of(layout.segments().front().compute_dtype);
-    const std::size_t shard = 4 * round_up<std::size_t>(elements, 128);  // fp32 sums
+    std::size_t shard = 0;
+    for (const auto& segment : layout.segments()) {
+      const auto elements = static_cast<std::size_t>(segment.elements / shards_);
+      bytes_.parameters += 4 * elements;
+      if (segment.trainable) shard += 4 * round_up<std::size_t>(elements, 128);  // fp32 sums
+    }
     const std::size_t whole = static_cast<std::size_t>(layout.gradient_elements()) * wire_;
-    bytes_.parameters += 4 * elements;
     bytes_.gradients += shard;
     bytes_.optimizer += 2 * 4 * testing::extent_of(layout, rank % shards_);  // two moments
     // Gathered parameters; with one shard and nothing to cast the masters serve.
@@ -98,7 +98,15 @@ void expect_formula(const Context& context, FormulaBytes expected, bool has_mome
       << where;
 }
 
-void follow_formula(const Context& context, const ShardingOptions& options,
+// All but the norms of the blocks, and their biases: with units of both kinds beside the root.
+void freeze_most(nn::Module& net) {
+  for (auto& parameter : net.named_parameters()) {
+    const bool small = parameter.tensor.dimensions() == 1 && parameter.name.starts_with("blocks.");
+    parameter.tensor.set_requires_grad(small);
+  }
+}
+
+void follow_formula(const Context& context, const ShardingOptions& options, bool mostly_frozen,
                     const std::string& what) {
   const testing::OneThread one_thread;
   manual_seed(5);
@@ -107,9 +115,11 @@ void follow_formula(const Context& context, const ShardingOptions& options,
     const DeviceGuard deferred(Device::meta());
     net.emplace();
   }
+  if (mostly_frozen) freeze_most(*net);
+  const FormulaBytes expected =
+      Formula(*net, context.world_size(), options, context.rank()).bytes();
   ShardedModel model = fully_shard(*net, context, options);
   optim::AdamW optimizer(model.parameters(), {});
-  const FormulaBytes expected = Formula(context.world_size(), options, context.rank()).bytes();
   const std::uint64_t allocations = model.communication().allocations;
   MemoryStats settled;
   for (int step = 0; step < 3; ++step) {
@@ -137,9 +147,13 @@ TEST(MemoryFormula, HoldsAtEveryPointOfAStep) {
     for (ShardingOptions options : testing::all_strategies(world)) {
       for (const std::optional<DType> dtype : {std::optional<DType>{}, {bfloat16}}) {
         options.param_dtype = dtype;
-        const std::string what =
-            testing::describe(options) + " on " + std::to_string(world) + (dtype ? " in bf16" : "");
-        launch(world, [&](Context& context) { follow_formula(context, options, what); });
+        for (const bool mostly_frozen : {false, true}) {
+          const std::string what = testing::describe(options) + " on " + std::to_string(world) +
+                                   (dtype ? " in bf16" : "") +
+                                   (mostly_frozen ? ", mostly frozen" : "");
+          launch(world,
+                 [&](Context& context) { follow_formula(context, options, mostly_frozen, what); });
+        }
       }
     }
   }

@@ -171,6 +171,72 @@ TEST(MemoryPlan, LeavesTheCallerAlone) {
   EXPECT_EQ(second.moved_bytes(), first.moved_bytes());
 }
 
+// A head over another module's table.
+class TableReaderImpl : public nn::Module {
+ public:
+  explicit TableReaderImpl(nn::Embedding table) : table_(std::move(table)) {
+    reads_parameter(table_->weight());
+  }
+  Tensor forward(const Tensor& x) const { return linear(x, table_->weight()); }
+
+ private:
+  nn::Embedding table_;  // registered by another
+};
+TESSERA_MODULE(TableReader);
+
+class NetWithReader : public nn::Module {
+ public:
+  NetWithReader() {
+    table_ = register_module("table", nn::Embedding(testing::toy_vocabulary, testing::toy_width));
+    head_ = register_module("head", TableReader(table_));
+  }
+  [[nodiscard]] Tensor loss(const Tensor& ids, const Tensor& targets) const {
+    return cross_entropy(head_(table_(ids)), targets);
+  }
+
+ private:
+  nn::Embedding table_;
+  TableReader head_;
+};
+
+// What the module said of itself still holds for the sharding that follows.
+TEST(MemoryPlan, LeavesTheParametersThatModulesRead) {
+  NetWithReader net;
+  const ShardingOptions options{.strategy = Strategy::full_shard,
+                                .wrap = WrapPolicy::list({"table", "head"})};
+  const auto loss = [&net](Device device) {
+    const auto batch = toy_batch(0, 2);
+    return net.loss(batch.ids.to(device), batch.targets.to(device));
+  };
+  (void)plan(net, {.ranks = 2}, {.sharding = options, .loss = loss});
+  const auto head = net.children().back().second;
+  ASSERT_EQ(head->parameters_read().size(), 1u);
+  EXPECT_EQ(head->parameters_read().front().impl(), net.named_parameters().front().tensor.impl());
+  launch(2, [&](Context& context) {
+    NetWithReader mine;
+    const auto own_loss = [&mine](Device device) {
+      const auto batch = toy_batch(0, 2);
+      return mine.loss(batch.ids.to(device), batch.targets.to(device));
+    };
+    (void)plan(mine, {.ranks = 2}, {.sharding = options, .loss = own_loss});
+    const ShardedModel model = fully_shard(mine, context, options);
+    own_loss(Device::cpu()).backward();
+  });
+}
+
+// A pool that was short of memory has given back what it held at the peak.
+TEST(MemoryPlan, WhatWasGivenBackSinceThePeakIsNotCached) {
+  launch(1, [](Context& context) {
+    const auto pool = MemoryPool::current();
+    const Tensor kept = Tensor::zeros({1000}, float32);
+    (void)Tensor::zeros({1'000'000}, float32);
+    pool->trim();
+    const MemoryStats stats = pool->stats();
+    ASSERT_LT(stats.reserved, stats.peak_in_use);
+    EXPECT_EQ(measure_memory(context).cached, 0u);
+  });
+}
+
 // Gathered parameters exist once on a host and once on every GPU.
 TEST(MemoryPlan, CountsSharedBuffersByShare) {
   const PlannedCase what{.sharding = testing::toy_options(Strategy::shard_grad_op)};

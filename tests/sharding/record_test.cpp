@@ -30,7 +30,10 @@ TEST(RecordComm, CountsWhatReachesTheRank) {
   world->acquire(*gradients);
   world->all_reduce(*gradients, 1024, &out, {}, {1, 2, Phase::reduce});
   const auto& calls = recorder->calls();
-  ASSERT_EQ(calls.size(), 3u);
+  world->acquire(*parameters);
+  world->all_gather(*parameters, {{0, 1024}, {2048, 512}}, {1, 3, Phase::forward});
+  ASSERT_EQ(calls.size(), 4u);
+  EXPECT_EQ(calls.at({Phase::forward, Op::all_gather, 3, 4}).bytes, 1536u * 3 / 4);
   EXPECT_EQ(calls.at({Phase::forward, Op::all_gather, 2, 4}).bytes, 3072u);
   EXPECT_EQ(calls.at({Phase::reduce, Op::reduce_scatter, 2, 4}).bytes, 3u * 1024);
   EXPECT_EQ(calls.at({Phase::reduce, Op::all_reduce, 2, 4}).bytes, 2u * 4096 * 3 / 4);

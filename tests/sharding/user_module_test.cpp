@@ -357,6 +357,50 @@ TEST(UserModuleParts, UnusedUnitsStay) {
   EXPECT_NE(after.parameters.at("fc1.used"), before.parameters.at("fc1.used"));
 }
 
+// A head over the table of another module, which says so or does not.
+class HeadOverTableImpl : public nn::Module {
+ public:
+  HeadOverTableImpl(nn::Linear table, bool says_so) : table_(std::move(table)) {
+    if (says_so) reads_parameter(table_->weight());
+  }
+  Tensor forward(const Tensor& x) const { return linear(x, table_->weight()); }
+
+ private:
+  nn::Linear table_;  // registered by another
+};
+TESSERA_MODULE(HeadOverTable);
+
+class ReadsAnother : public UserModule {
+ public:
+  explicit ReadsAnother(bool says_so) {
+    table_ = register_module("table", nn::Linear(features, features));
+    head_ = register_module("head", HeadOverTable(table_, says_so));
+  }
+  Tensor forward(const Tensor& x) override { return head_(relu(table_(x))); }
+
+ private:
+  nn::Linear table_;
+  HeadOverTable head_;
+};
+
+// Without a word of it the reader may come when the owner's parameters are gone.
+TEST(UserModuleParts, AReaderOfAnothersParameterIsToldOfReadsParameter) {
+  const TrainingCase what{.micro_batches = 2, .max_norm = 0.1};
+  const auto train_reader = [&](Strategy strategy, bool says_so) {
+    const ShardingOptions options{.strategy = strategy,
+                                  .wrap = WrapPolicy::list({"table", "head"})};
+    return testing::train_ranks(2, options, what,
+                                [=](double) { return std::make_unique<ReadsAnother>(says_so); });
+  };
+  EXPECT_EQ(testing::message_of<std::logic_error>(
+                [&] { (void)train_reader(Strategy::full_shard, false); }),
+            "unit table is sharded now: its parameters can be read inside their module's forward "
+            "and backward, or within an unsharded(model) scope; a module whose forward reads "
+            "another's parameter says so in its constructor, by reads_parameter(tensor)");
+  EXPECT_TRUE(
+      same_bits(train_reader(Strategy::no_shard, true), train_reader(Strategy::full_shard, true)));
+}
+
 // Parameters made on `meta` get the values that they would have had, on any number of ranks.
 template <class Module>
 void expect_meta_is_materialised() {

@@ -13,9 +13,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -62,6 +64,18 @@ void choose_report() {
   GTEST_FLAG_SET(output, std::string("xml:") + folder + "/" + name + ".xml");
 }
 
+// The choice by files is a filter of thousands of names, which GoogleTest would print with each
+// run. It has been applied when the program starts, and its text goes: what the user gave is still
+// said.
+class ForgetsFilter : public testing::EmptyTestEventListener {
+ public:
+  explicit ForgetsFilter(std::string given) : given_(std::move(given)) {}
+  void OnTestProgramStart(const testing::UnitTest&) override { GTEST_FLAG_SET(filter, given_); }
+
+ private:
+  std::string given_;
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -82,7 +96,10 @@ int main(int argc, char** argv) {
     wanted.emplace_back(argv[i]);
   }
   if (!wanted.empty()) {
-    GTEST_FLAG_SET(filter, without_other_files(GTEST_FLAG_GET(filter), wanted));
+    const std::string given = GTEST_FLAG_GET(filter);
+    GTEST_FLAG_SET(filter, without_other_files(given, wanted));
+    testing::UnitTest::GetInstance()->listeners().Append(
+        std::make_unique<ForgetsFilter>(given).release());  // which GoogleTest then owns
   }
   return RUN_ALL_TESTS();
 }

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """scripts/summary.py on reports as ctest, GoogleTest and pytest write them: nothing that failed or did not
 run may be lost on the way to the closing line."""
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import unittest
+from xml.etree import ElementTree
 
 SUMMARY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "scripts", "summary.py")
 
@@ -27,8 +29,17 @@ class Summary(unittest.TestCase):
         self.assertEqual(done.stderr, "")
         return done.returncode, done.stdout.splitlines()
 
-    def ctest(self, *cases):
+    def ctest(self, *cases, labels=("engine", "quick")):
         self.write("tests/ctest.xml", "<testsuite>" + "".join(cases) + "</testsuite>")
+        names = [ElementTree.fromstring(case).get("name") for case in cases]
+        self.write("tests/labels.json", json.dumps({"tests": [
+            {"name": name, "properties": [{"name": "TIMEOUT", "value": 9.0}, {"name": "LABELS", "value": list(labels)}]}
+            for name in names]}))
+
+    def test_a_tier_is_what_a_test_is_labelled_with(self):
+        for labels, tier in ((["cuda", "longer"], "longer"), (["consumer", "quick"], "consumer"), (["cli"], "unlabelled")):
+            self.ctest('<testcase name="cli/a_slow_test" time="1" status="run"/>', labels=labels)
+            self.assertEqual(self.run_summary()[1][2].split()[0], tier)
 
     def test_cases_of_a_program_are_counted_one_by_one(self):
         self.ctest('<testcase name="engine/a_test" time="1.5" status="run"/>')

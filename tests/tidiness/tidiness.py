@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Checks the source tree: includes go down the floors, never up; no path of somebody's machine; headers guarded;
-the GPU stays where it belongs (launches, CUDA's types, the emulator, a GPU kernel for every op).
+the GPU stays where it belongs (launches, CUDA's types, the emulator, a GPU kernel for every op); no type of a test
+takes a name of the library's or is seen by other tests.
 
 Errors fail the test. Long files and lines, and files that do not open with a comment on their job, are
 warnings: they are printed and counted, and a reviewer decides.
@@ -34,6 +35,11 @@ CUDA_HEADER = re.compile(r"^(?:cuda\w*\.h|cuda/.*|cublas\w*\.h|cudnn\w*\.h|nccl\
 CUDA_TYPE = re.compile(r"\b(?:(?:cuda|cublas|cudnn|nccl)[A-Z]\w*_t|CU(?:stream|event|device|context)|ncclUniqueId"
                        r"|cudaDeviceProp|__nv_bfloat16|__half)\b")
 OPS = re.compile(r"^ *X\((\w+), *\w+\)", re.MULTILINE)
+# Declarations at the left margin, where clang-format puts those of a namespace. A handle is a type as well.
+NAMESPACE = re.compile(r"^(?:inline )?namespace\b *([\w:]*) *\{(?!.*\})")
+NAMESPACE_END = re.compile(r"^\} *// *(?:inline )?namespace\b")
+TYPE = re.compile(r"^(?:template <.*> )?(?:class|struct|union|enum(?: class| struct)?) (?:\w+\([^)]*\) )?(\w+)"
+                  r"(?: final)?(?: *:| *\{|$)|^using (\w+) =|^TESSERA_MODULE\((\w+)\)")
 
 
 def files_of(root):
@@ -128,6 +134,41 @@ def missing_gpu_kernels(root):
             if not re.search(rf"^void {op.group(1)}\(const ", sources, re.MULTILINE)]
 
 
+def types_of(lines):
+    """Lists (line number, namespaces around it, name) of the types that namespaces hold; an anonymous one is ""."""
+    types, around = [], []
+    for number, line in enumerate(lines, start=1):
+        opened, named = NAMESPACE.match(line), TYPE.match(line)
+        if opened:
+            around.append(opened.group(1))
+        elif NAMESPACE_END.match(line):
+            del around[-1:]
+        elif named:
+            types.append((number, tuple(around), next(name for name in named.groups() if name)))
+    return types
+
+
+def hidden_types(library, tests):
+    """Lists (path, line, message) of the types in tests that hide one of a library header, or that two tests could
+    both define; tests are compiled several at a time, and which ones, nobody chooses. Both arguments are lists of
+    (path, types_of)."""
+    homes = {}
+    for path, types in library:
+        for _, around, name in types:
+            homes.setdefault(name, []).append(("::".join(around), path))
+    errors = []
+    for path, types in tests:
+        for number, around, name in types:
+            if "" not in around and not path.endswith((".h", ".cuh")):
+                errors.append((path, number, f"{name} is not in an anonymous namespace: another test may have one"))
+            inside = "::".join(filter(None, around)) + "::"
+            hidden = [header for home, header in homes.get(name, ()) if not home or inside.startswith(home + "::")]
+            if hidden:
+                errors.append((path, number, f"{name} hides that of {hidden[0]} from tests compiled with this one: "
+                               "give it another name"))
+    return errors
+
+
 def check_file(root, path, lines):
     """Lists (line number, message) of errors and of warnings."""
     errors, warnings = [], []
@@ -160,6 +201,7 @@ def check_file(root, path, lines):
 def check_tree(root):
     """Returns ([(path, line, message)] of errors, the same of warnings, the number of files)."""
     errors, warnings, count = [], [], 0
+    library, tests = [], []  # their types
     for path in files_of(root):
         if os.path.splitext(path)[1] not in TEXT:
             continue
@@ -173,6 +215,12 @@ def check_tree(root):
         wrong, doubtful = check_file(root, path, lines)
         errors += [(path, *entry) for entry in wrong]
         warnings += [(path, *entry) for entry in doubtful]
+        floor = path.split(os.sep)[0]
+        if floor == "tests" and path.endswith(CPP):
+            tests.append((path, types_of(lines)))
+        elif floor in FLOORS and path.endswith((".h", ".cuh")):
+            library.append((path, types_of(lines)))
+    errors += hidden_types(library, tests)
     errors += missing_gpu_kernels(root)
     return errors, warnings, count
 

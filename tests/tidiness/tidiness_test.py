@@ -143,6 +143,36 @@ class Tidiness(unittest.TestCase):
                 self.assert_one_error(path, "out of nvcc's sight")
             self.write(path, HEADER)
 
+    def test_types_of_tests_that_hide_the_librarys(self):
+        self.write("engine/device.h", HEADER + "namespace tessera {\nclass Queue;\nstruct Device {\n  struct In {};\n};\n"
+                   "namespace nn {\nTESSERA_MODULE(Linear);\nusing Name = int;\n}  // namespace nn\n"
+                   "template <class T>\nclass Array final : T {};\nenum class Kind : int { a };\n}  // namespace tessera\n")
+        test = "// A test.\nnamespace %s {\nnamespace {\n%s\n}  // namespace\n}  // namespace %s\n"
+        definitions = ("class Device : public Test {", "struct Device;\nstruct Device {", "template <class T>\nclass Array {",
+                       "enum class Kind { b };", "using Device = int;")
+        for definition in definitions:
+            for inside in ("tessera", "tessera::testing", "tessera::nn"):
+                self.write("tests/engine/a_test.cpp", test % (inside, definition, inside))
+                self.assert_one_error("tests/engine/a_test.cpp:", "hides that of engine/device.h")
+            self.write("tests/engine/a_test.cpp", test % ("other", definition, "other"))
+            self.assertEqual(self.errors(), [])
+        self.write("tests/engine/a_test.cpp", test % ("tessera::nn", "TESSERA_MODULE(Linear);", "tessera::nn"))
+        self.assert_one_error("tests/engine/a_test.cpp:4:", "hides that")
+        for definition in ("struct Linear {", "struct In {};", "class Queue;", "struct Own {\n  struct Device {};\n};"):
+            self.write("tests/engine/a_test.cpp", test % ("tessera", definition, "tessera"))
+            self.assertEqual(self.errors(), [])
+        os.remove(os.path.join(self.folder.name, "tests/engine/a_test.cpp"))
+        self.write("tests/engine/testing.h", HEADER + "namespace tessera::testing {\nstruct Device {\n")
+        self.assert_one_error("tests/engine/testing.h:4:", "hides that")
+
+    def test_types_that_two_tests_could_define(self):
+        outside = "// A test.\nnamespace tessera {\nnamespace {\nint x;\n}  // namespace\nstruct Batch {\n"
+        self.write("tests/engine/a_test.cpp", outside)
+        self.assert_one_error("tests/engine/a_test.cpp:6:", "not in an anonymous namespace")
+        self.write("tests/engine/a_test.cpp", "// A test.\n")
+        self.write("tests/engine/testing.h", HEADER + outside)
+        self.assertEqual(self.errors(), [])
+
     def test_build_folders_are_not_looked_at(self):
         self.write("build-asan/a.h", "int x;\n")
         self.write("build/a.h", "int x;\n")

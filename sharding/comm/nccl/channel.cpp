@@ -157,6 +157,7 @@ NcclChannel::~NcclChannel() {
 template <class Body>
 auto NcclChannel::grouped(const Body& body, std::size_t count) {
   const cuda::NcclFunctions& nccl = *state_->nccl;
+  if (count == 1) return body(nccl, 0);
   ncclResult_t first = nccl.GroupStart();
   for (std::size_t i = 0; i < count && (first == ncclSuccess || first == ncclInProgress); ++i) {
     const ncclResult_t result = body(nccl, i);
@@ -185,19 +186,33 @@ std::unique_ptr<NcclChannel> NcclChannel::split(int color, int key, int rank) {
   return channel;
 }
 
-void NcclChannel::all_gather(std::byte* buffer, std::size_t share_bytes, DeviceQueue& queue) {
-  const std::byte* own = buffer + static_cast<std::size_t>(state_->rank) * share_bytes;
+void NcclChannel::all_gather(const std::vector<Gathered>& parts, DeviceQueue& queue) {
   state_->call("ncclAllGather", [&] {
-    return state_->nccl->AllGather(own, buffer, share_bytes, ncclInt8, state_->communicator,
-                                   stream_of(queue));
+    return grouped(
+        [&](const cuda::NcclFunctions& nccl, std::size_t i) {
+          const Gathered& part = parts[i];
+          if (part.share_bytes == 0) return ncclSuccess;
+          const std::byte* own =
+              part.begin + static_cast<std::size_t>(state_->rank) * part.share_bytes;
+          return nccl.AllGather(own, part.begin, part.share_bytes, ncclInt8, state_->communicator,
+                                stream_of(queue));
+        },
+        parts.size());
   });
 }
 
-void NcclChannel::reduce_scatter(const std::byte* in, std::byte* out, std::int64_t count,
-                                 DType dtype, DeviceQueue& queue) {
+void NcclChannel::reduce_scatter(const std::vector<Scattered>& parts, DType dtype,
+                                 DeviceQueue& queue) {
   state_->call("ncclReduceScatter", [&] {
-    return state_->nccl->ReduceScatter(in, out, static_cast<std::size_t>(count), type_of(dtype),
-                                       ncclSum, state_->communicator, stream_of(queue));
+    return grouped(
+        [&](const cuda::NcclFunctions& nccl, std::size_t i) {
+          const Scattered& part = parts[i];
+          if (part.count == 0) return ncclSuccess;
+          return nccl.ReduceScatter(part.in, part.out, static_cast<std::size_t>(part.count),
+                                    type_of(dtype), ncclSum, state_->communicator,
+                                    stream_of(queue));
+        },
+        parts.size());
   });
 }
 

@@ -40,11 +40,20 @@ class NcclChannel {
   // `rank` is this rank's place among them.
   std::unique_ptr<NcclChannel> split(int color, int key, int rank);
 
-  // Rank r's share lies at buffer + r * share_bytes before, everybody's after.
-  void all_gather(std::byte* buffer, std::size_t share_bytes, DeviceQueue& queue);
+  // Several of a kind are one group of calls.
+  // Rank r's share lies at begin + r * share_bytes before, everybody's after.
+  struct Gathered {
+    std::byte* begin;
+    std::size_t share_bytes;
+  };
+  void all_gather(const std::vector<Gathered>& parts, DeviceQueue& queue);
   // out = this rank's `count` elements of the sum of all ranks' `in`; NCCL's order, in dtype.
-  void reduce_scatter(const std::byte* in, std::byte* out, std::int64_t count, DType dtype,
-                      DeviceQueue& queue);
+  struct Scattered {
+    const std::byte* in;
+    std::byte* out;
+    std::int64_t count;
+  };
+  void reduce_scatter(const std::vector<Scattered>& parts, DType dtype, DeviceQueue& queue);
   void all_reduce(const std::byte* in, std::byte* out, std::int64_t count, DType dtype,
                   DeviceQueue& queue);
   // Sums that go to one rank each; `to` counts on that rank only. The same list on every rank.

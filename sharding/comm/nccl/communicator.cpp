@@ -66,16 +66,17 @@ void NcclCommunicator::acquire(Buffer& buffer, Tag tag) {
   mine.acquire();
 }
 
-void NcclCommunicator::all_gather(Buffer& buffer, std::size_t bytes, Tag tag) {
+void NcclCommunicator::all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges,
+                                  Tag tag) {
   NcclBuffer& mine = own(buffer, Op::all_gather);
-  check_all_gather(mine, bytes, size());
   Call call = call_of(Op::all_gather, mine, tag);
-  call.bytes = bytes;
+  call.bytes = check_all_gather(mine, ranges, size());
+  std::vector<NcclChannel::Gathered> parts;
+  for (const GatheredRange& range : ranges) {
+    parts.push_back({mine.data() + range.first, range.bytes / static_cast<std::size_t>(size())});
+  }
   mine.publish();
-  collective(call, [&] {
-    channel_->all_gather(mine.data(), bytes / static_cast<std::size_t>(size()),
-                         current_queue(device()));
-  });
+  collective(call, [&] { channel_->all_gather(parts, current_queue(device())); });
 }
 
 std::vector<std::string> NcclCommunicator::exchange(std::string_view message, Tag tag) {

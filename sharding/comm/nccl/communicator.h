@@ -32,7 +32,7 @@ class NcclCommunicator final : public Communicator {
   std::shared_ptr<Buffer> allocate(std::string_view name, std::size_t bytes,
                                    Sharing sharing) override;
   void acquire(Buffer& buffer, Tag tag) override;
-  void all_gather(Buffer& buffer, std::size_t bytes, Tag tag) override;
+  void all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges, Tag tag) override;
   // The ranges of a unit (tag.unit) and buffer stay what they were at its first call.
   void reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges, Reduction reduction,
                       Tag tag) override;
@@ -77,6 +77,7 @@ class NcclCommunicator final : public Communicator {
     job_->expect(call, current_queue(device()).record());
   }
   const RangesOfRanks& ranges_of_ranks(const Ranges& mine, const Call& call);
+  static bool is_regular(const RangesOfRanks& all);
   std::byte* scratch(std::size_t bytes);
   void agree_on_memory(const Call& call, const std::function<void()>& take);
 

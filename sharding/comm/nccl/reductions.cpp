@@ -105,36 +105,48 @@ void NcclCommunicator::reduce_scatter(Buffer& buffer, const std::vector<ReducedR
   mine.release();
 }
 
+// Whether each of the first rank's ranges goes on as the others', as long and in rank order: what
+// NCCL calls a reduce-scatter. So it is of all units; other callers' ranges need not be.
+bool NcclCommunicator::is_regular(const RangesOfRanks& all) {
+  for (std::size_t r = 1; r < all.size(); ++r) {
+    if (all[r].size() != all[0].size()) return false;
+    for (std::size_t i = 0; i < all[r].size(); ++i) {
+      const Range& first = all[0][i];
+      const std::int64_t expected = first.first + static_cast<std::int64_t>(r) * first.count;
+      if (all[r][i] != Range{expected, first.count}) return false;
+    }
+  }
+  return true;
+}
+
 void NcclCommunicator::reduce_in_order_of_nccl(const NcclBuffer& buffer,
                                                const std::vector<ReducedRange>& ranges,
                                                const RangesOfRanks& all,
                                                const Reduction& reduction) {
   DeviceQueue& queue = current_queue(device());
-  const std::size_t size_of_element = size_of(reduction.in_dtype);
+  const auto at = [&](std::int64_t first) {
+    return buffer.data() + bytes_of(first, reduction.in_dtype);
+  };
   std::size_t bytes = 0;
   for (const ReducedRange& range : ranges)
     bytes += aligned(bytes_of(range.count, reduction.in_dtype));
   std::byte* sums = scratch(std::max<std::size_t>(bytes, alignment));
 
-  // One equal range each, one behind the other, is what NCCL calls a reduce-scatter.
-  bool regular = true;
-  for (std::size_t r = 0; r < all.size(); ++r) {
-    regular = regular && all[r].size() == 1 && all[r][0].count == all[0][0].count &&
-              all[r][0].first == all[0][0].first + static_cast<std::int64_t>(r) * all[0][0].count;
-  }
-  if (regular) {
-    const std::byte* in =
-        buffer.data() + static_cast<std::size_t>(all[0][0].first) * size_of_element;
-    channel_->reduce_scatter(in, sums, all[0][0].count, reduction.in_dtype, queue);
+  if (is_regular(all)) {
+    std::vector<NcclChannel::Scattered> parts;
+    std::byte* to = sums;
+    for (const Range& range : all[0]) {
+      parts.push_back({at(range.first), to, range.count});
+      to += aligned(bytes_of(range.count, reduction.in_dtype));
+    }
+    channel_->reduce_scatter(parts, reduction.in_dtype, queue);
   } else {
     std::vector<NcclChannel::Sum> parts;
     for (std::size_t r = 0; r < all.size(); ++r) {
       std::byte* to = sums;
       for (const Range& range : all[r]) {
-        const std::byte* from =
-            buffer.data() + static_cast<std::size_t>(range.first) * size_of_element;
         const bool here = static_cast<int>(r) == rank();
-        parts.push_back({static_cast<int>(r), from, here ? to : nullptr, range.count});
+        parts.push_back({static_cast<int>(r), at(range.first), here ? to : nullptr, range.count});
         if (here) to += aligned(bytes_of(range.count, reduction.in_dtype));
       }
     }
@@ -251,7 +263,7 @@ void NcclCommunicator::all_reduce_in_fixed_order(const NcclBuffer& buffer, std::
       sum(sources, reduction.group, sums + here * sum_bytes, own_part.count, reduction.in_dtype,
           partial);
     }
-    channel_->all_gather(sums, sum_bytes, queue);
+    channel_->all_gather({{sums, sum_bytes}}, queue);
     std::byte* target = static_cast<std::byte*>(out) + bytes_of(begin, reduction.out_dtype);
     sum({sums}, 1, target, length, wide, reduction);
   }

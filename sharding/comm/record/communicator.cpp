@@ -30,9 +30,10 @@ void RecordCommunicator::acquire(Buffer& buffer, Tag /*tag*/) {
   recorded(buffer, Op::acquire).acquire();
 }
 
-void RecordCommunicator::all_gather(Buffer& buffer, std::size_t bytes, Tag tag) {
+void RecordCommunicator::all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges,
+                                    Tag tag) {
   RecordBuffer& mine = recorded(buffer, Op::all_gather);
-  check_all_gather(mine, bytes, size());
+  const std::size_t bytes = check_all_gather(mine, ranges, size());
   mine.publish();
   count(Op::all_gather, tag, bytes - bytes / static_cast<std::size_t>(size()));
 }

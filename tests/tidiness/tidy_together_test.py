@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+"""scripts/tidy_together.py with a checker that stands in for clang-tidy: findings are reported where they stand, and
+sources that only compile apart are read apart."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "scripts", "tidy_together.py")
+# Finds `bad` in a line, and does not compile a file in which `name` stands twice.
+CHECKER = """#!{python}
+import sys
+path = sys.argv[-1]
+lines = open(path).read().split(chr(10))
+found = [f"{{path}}:{{i}}:1: warning: bad" for i, line in enumerate(lines, 1) if "bad" in line]
+if sum("name" in line for line in lines) > 1:
+    found = [f"{{path}}:1:1: error: ambiguous [clang-diagnostic-error]"]
+print(chr(10).join(found))
+sys.exit(1 if found else 0)
+"""
+
+
+class TidyTogether(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        self.write("checker", CHECKER.format(python=sys.executable))
+        os.chmod(os.path.join(self.folder, "checker"), 0o755)
+
+    def write(self, name, text):
+        with open(os.path.join(self.folder, name), "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def check(self, **sources):
+        for name, text in sources.items():
+            self.write(name + ".cpp", text)
+        self.write("compile_commands.json", json.dumps(
+            [{"directory": self.folder, "command": f"c++ -o {name}.o", "file": os.path.join(self.folder, name + ".cpp")}
+             for name in sources]))
+        done = subprocess.run(
+            [sys.executable, "-B", SCRIPT, "--tool", "./checker", "--build", ".", *(name + ".cpp" for name in sources)],
+            cwd=self.folder, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout.strip()
+
+    def test_a_finding_is_reported_where_it_stands(self):
+        self.assertEqual(self.check(a="good\ngood\n", b="good\nbad\n"), (1, "b.cpp:2:1: warning: bad"))
+
+    def test_what_is_tidy_passes(self):
+        self.assertEqual(self.check(a="good\n", b="good\n"), (0, ""))
+
+    def test_sources_that_use_one_name_are_read_apart(self):
+        self.assertEqual(self.check(a="name\n", b="name\n"), (0, ""))
+        self.assertEqual(self.check(a="name\n", b="name\nbad\n"), (1, "b.cpp:2:1: warning: bad"))
+
+    def test_what_does_not_compile_by_itself_is_a_finding(self):
+        code, said = self.check(a="name\nname\n", b="name\n")
+        self.assertEqual((code, said), (1, "a.cpp:1:1: error: ambiguous [clang-diagnostic-error]"))
+
+
+if __name__ == "__main__":
+    unittest.main()
