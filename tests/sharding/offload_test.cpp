@@ -240,6 +240,15 @@ TEST(Offload, AFolderThatIsNoneIsRefused) {
       << refusal_of(options);
 }
 
+TEST(Offload, GpusRefuseItByName) {
+  OffloadOptions options;
+  options.gradients = Placement::host;
+  EXPECT_NO_THROW(check_offload(options, DeviceType::cpu));
+  EXPECT_EQ(testing::message_of<Error>([&] { check_offload(options, DeviceType::cuda); }),
+            "sharding.offload.gradients: host is for CPU ranks in this version; on a GPU `device` "
+            "works, with more ranks or activation_checkpointing where that is too much");
+}
+
 // The largest file that this process may write, for a scope: a disk that is full.
 class FileSizeLimit {
  public:
