@@ -98,12 +98,12 @@ RankControl::~RankControl() {
 
 void RankControl::read_on() {
   try {
-    const std::chrono::milliseconds pause = beat_interval(patience_.standstill);
-    RunningClock clock(2 * pause);
+    const std::chrono::milliseconds interval = beat_interval(patience_.standstill);
+    RunningClock clock(2 * interval);
     std::chrono::nanoseconds heard{0};
     for (;;) {
       pollfd wanted{connection_.get(), POLLIN, 0};
-      if (::poll(&wanted, 1, static_cast<int>(pause.count())) <= 0) {
+      if (::poll(&wanted, 1, static_cast<int>(interval.count())) <= 0) {
         if (hub_is_silent(clock, heard)) return;
         continue;
       }
@@ -145,12 +145,12 @@ bool RankControl::hub_is_silent(RunningClock& clock, std::chrono::nanoseconds& h
 }
 
 void RankControl::beat_on() {
-  const std::chrono::milliseconds pause = beat_interval(patience_.standstill);
-  RunningClock clock(2 * pause);
+  const std::chrono::milliseconds interval = beat_interval(patience_.standstill);
+  RunningClock clock(2 * interval);
   ThreadActivity activity;
   RankMovement movement;
   std::unique_lock lock(mutex_);
-  while (!changed_.wait_for(lock, pause, [&] { return leaving_; })) {
+  while (!changed_.wait_for(lock, interval, [&] { return leaving_; })) {
     lock.unlock();
     const std::chrono::nanoseconds before = clock.time();
     const StandstillWatch::Threads threads = watch_.threads();
