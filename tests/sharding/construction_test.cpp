@@ -51,32 +51,33 @@ double processor_seconds() {
   return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
 }
 
-// From nothing to the end of the first step, on two ranks; the least of three.
+// Processor time from nothing to the end of the first step, on two ranks.
 double seconds_to_start(int layers) {
-  double least = 1e9;
-  for (int round = 0; round < 3; ++round) {
-    const double begin = processor_seconds();
-    launch(2, [&](Context& context) {
-      const testing::OneThread one_thread;
-      DeepNet net(layers);
-      ShardedModel model =
-          fully_shard(net, context, {.wrap = WrapPolicy::transformer({"SlimBlock"})});
-      optim::AdamW optimizer(model.parameters(), {});
-      net.forward(Tensor::full({2, slim_width}, 0.5)).backward();
-      model.clip_grad_norm(1.0);
-      optimizer.step();
-      optimizer.zero_grad();
-    });
-    least = std::min(least, processor_seconds() - begin);
-  }
-  return least;
+  const double begin = processor_seconds();
+  launch(2, [&](Context& context) {
+    const testing::OneThread one_thread;
+    DeepNet net(layers);
+    ShardedModel model =
+        fully_shard(net, context, {.wrap = WrapPolicy::transformer({"SlimBlock"})});
+    optim::AdamW optimizer(model.parameters(), {});
+    net.forward(Tensor::full({2, slim_width}, 0.5)).backward();
+    model.clip_grad_norm(1.0);
+    optimizer.step();
+    optimizer.zero_grad();
+  });
+  return processor_seconds() - begin;
 }
 
-// Four times the layers cost about four times as much, and not sixteen times.
+// Four times the layers cost about four times as much, and not sixteen times: the least of rounds
+// in turns, more of them where other work on the machine costs time (in caches, in polling).
 TEST(Construction, TimeGrowsWithTheNumberOfLayers) {
   seconds_to_start(10);  // what happens once in a process
-  const double few = seconds_to_start(100);
-  const double many = seconds_to_start(400);
+  double few = 1e9, many = 1e9;
+  for (int round = 0; round < 12; ++round) {
+    few = std::min(few, seconds_to_start(100));
+    many = std::min(many, seconds_to_start(400));
+    if (round >= 2 && many < 6 * few) break;
+  }
   RecordProperty("ratio", std::to_string(many / few));
   EXPECT_LT(many / few, 6) << few << " s for 100 layers, " << many << " s for 400";
 }
