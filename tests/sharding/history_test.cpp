@@ -36,8 +36,8 @@ TEST(History, KeepsTheLast32) {
 TEST(History, IsReadWhileThreadsWrite) {
   const auto history = std::make_unique<History>();
   std::vector<std::jthread> writers;
-  for (std::uint64_t thread = 1; thread <= 2; ++thread) {
-    writers.emplace_back([&history, thread] {
+  for (int thread = 0; thread < 2; ++thread) {
+    writers.emplace_back([&history] {
       for (std::uint64_t round = 0; round < 20'000; ++round) {
         history->add(gather(round, round, static_cast<std::uint32_t>(round)));
       }
