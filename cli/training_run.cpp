@@ -217,9 +217,12 @@ StepMetrics TrainingRun::step() {
 
 // Resident memory of the process; on a GPU what it has taken of the arena: pools with what they
 // cache, those of side streams too, collective memory, NCCL's scratch and the kernels'.
-std::int64_t TrainingRun::peak_bytes() const {
+std::int64_t TrainingRun::peak_bytes() {
   const Device device = context_.device();
-  if (device.type == DeviceType::cpu) return peak_resident_bytes();
+  if (device.type == DeviceType::cpu) {
+    // The kernel's own figure is off by what its counters have not summed up yet, and may sink.
+    return peak_resident_ = std::max(peak_resident_, peak_resident_bytes());
+  }
   return static_cast<std::int64_t>(backend_of(device.type).memory_source(device)->taken().peak);
 }
 

@@ -62,7 +62,7 @@ class TrainingRun {
   void load_checkpoint(const std::string& folder);
   double forward_backward(std::int64_t micro_batch, std::int64_t accumulated);
   void agree(StepMetrics& metrics, double loss);
-  [[nodiscard]] std::int64_t peak_bytes() const;
+  [[nodiscard]] std::int64_t peak_bytes();
   [[nodiscard]] std::int64_t cached_bytes() const;
 
   Recipe recipe_;
@@ -77,6 +77,7 @@ class TrainingRun {
   TrainingPosition position_;
   Batch batch_;
   int interruption_ = 0;
+  std::int64_t peak_resident_ = 0;
 };
 
 // The model's configuration: the recipe's, or a pretrained folder's with the recipe's changes.
