@@ -71,6 +71,16 @@ void expect_all_name(const std::vector<Outcome>& outcomes, const std::string& na
   }
 }
 
+// One of two ranks that go on for a while, whatever happens to them on the way.
+void take_many_steps(int rank, std::atomic<int>& progress) {
+  const Ranks ranks = connect(world_of_process(rank, 2), patient);
+  for (std::uint64_t step = 1; step <= 300; ++step) {
+    steps(ranks, step, step);
+    progress = static_cast<int>(step);
+    std::this_thread::sleep_for(1ms);
+  }
+}
+
 TEST(Liveness, AStoppedProcessIsNamedByAllOthers) {
   Processes processes(3, [](int rank, std::atomic<int>& progress) { loop(rank, 3, progress); });
   ASSERT_TRUE(processes.wait_for_progress(1, 40));
@@ -90,14 +100,7 @@ TEST(Liveness, AStoppedProcessIsNamedByAllOthers) {
 }
 
 TEST(Liveness, AShortStopIsNone) {
-  Processes processes(2, [](int rank, std::atomic<int>& progress) {
-    const Ranks ranks = connect(world_of_process(rank, 2), patient);
-    for (std::uint64_t step = 1; step <= 300; ++step) {
-      steps(ranks, step, step);
-      progress = static_cast<int>(step);
-      std::this_thread::sleep_for(1ms);
-    }
-  });
+  Processes processes(2, take_many_steps);
   ASSERT_TRUE(processes.wait_for_progress(1, 10));
   processes.signal(1, SIGSTOP);
   std::this_thread::sleep_for(limit / 2);
@@ -109,14 +112,7 @@ TEST(Liveness, AShortStopIsNone) {
 
 // As by Ctrl-Z and fg, or on a machine that sleeps.
 TEST(Liveness, AJobThatIsStoppedAsAWholeGoesOn) {
-  Processes processes(2, [](int rank, std::atomic<int>& progress) {
-    const Ranks ranks = connect(world_of_process(rank, 2), patient);
-    for (std::uint64_t step = 1; step <= 300; ++step) {
-      steps(ranks, step, step);
-      progress = static_cast<int>(step);
-      std::this_thread::sleep_for(1ms);
-    }
-  });
+  Processes processes(2, take_many_steps);
   ASSERT_TRUE(processes.wait_for_progress(1, 10));
   for (const int rank : {0, 1}) processes.signal(rank, SIGSTOP);
   std::this_thread::sleep_for(2 * limit);
@@ -129,14 +125,7 @@ TEST(Liveness, AJobThatIsStoppedAsAWholeGoesOn) {
 }
 
 TEST(Liveness, AProcessInADebuggerIsWaitedFor) {
-  Processes processes(2, [](int rank, std::atomic<int>& progress) {
-    const Ranks ranks = connect(world_of_process(rank, 2), patient);
-    for (std::uint64_t step = 1; step <= 300; ++step) {
-      steps(ranks, step, step);
-      progress = static_cast<int>(step);
-      std::this_thread::sleep_for(1ms);
-    }
-  });
+  Processes processes(2, take_many_steps);
   ASSERT_TRUE(processes.wait_for_progress(1, 10));
   std::vector<pid_t> threads;
   for (const std::string& name :
