@@ -228,7 +228,7 @@ std::int64_t TrainingRun::peak_bytes() {
 
 std::int64_t TrainingRun::cached_bytes() const {
   const MemoryStats stats = MemoryPool::current(context_.device())->stats();
-  return static_cast<std::int64_t>(stats.reserved - stats.in_use);
+  return static_cast<std::int64_t>(stats.held - stats.in_use);
 }
 
 void TrainingRun::agree(StepMetrics& metrics, double loss) {

@@ -2,6 +2,7 @@
 #include "engine/memory.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -11,6 +12,8 @@
 
 namespace tessera {
 namespace {
+
+constexpr std::size_t discardable = std::size_t{1} << 20;  // smaller blocks are no whole pages
 
 std::shared_ptr<MemoryPool>& pool_of_this_thread(Device device) {
   thread_local std::shared_ptr<MemoryPool> cpu;
@@ -42,26 +45,87 @@ void MemorySource::remove(const MemoryPool& pool) {
 }
 
 struct MemoryPool::State {
+  struct FreeBlock {
+    std::byte* memory;
+    std::uint64_t freed;  // running number
+  };
+  using FreeBlocks = std::multimap<std::size_t, FreeBlock>;  // by size, of one size by `freed`
+
   std::shared_ptr<MemorySource> source;
   mutable std::mutex mutex;
-  std::multimap<std::size_t, std::byte*> free;
+  FreeBlocks free;                // with pages
+  FreeBlocks free_without_pages;  // whose pages others needed
+  std::uint64_t freed = 0;
   MemoryStats stats;
   std::function<void()> on_peak;
 
-  // Both need the mutex. The block has `size` bytes, of which `bytes` were asked for.
-  bool count(MemoryKind kind, std::size_t bytes, std::size_t size) {
-    stats.in_use += size;
-    stats.use[kind] += bytes;
-    stats.use.rounding += size - bytes;
-    if (stats.in_use <= stats.peak_in_use) return false;
-    stats.peak_in_use = stats.in_use;
-    stats.at_peak = stats.use;
-    return true;
+  // A block of `size` bytes, of which `bytes` were asked for, is in use from now on.
+  void use(MemoryKind kind, std::size_t bytes, std::size_t size) {
+    std::function<void()> at_peak;
+    {
+      const std::lock_guard lock(mutex);
+      stats.in_use += size;
+      stats.use[kind] += bytes;
+      stats.use.rounding += size - bytes;
+      if (stats.in_use <= stats.peak_in_use) return;
+      stats.peak_in_use = stats.in_use;
+      stats.at_peak = stats.use;
+      at_peak = on_peak;
+    }
+    if (at_peak) at_peak();
   }
-  void uncount(MemoryKind kind, std::size_t bytes, std::size_t size) {
+
+  // The others need the mutex.
+  void unuse(MemoryKind kind, std::size_t bytes, std::size_t size) {
     stats.in_use -= size;
     stats.use[kind] -= bytes;
     stats.use.rounding -= size - bytes;
+  }
+
+  void hold(std::size_t bytes) {
+    stats.held += bytes;
+    stats.peak_held = std::max(stats.peak_held, stats.held);
+  }
+
+  // The smallest block that fits, of its size the one freed last, whose lines may still be cached.
+  static std::byte* take_fit(FreeBlocks& blocks, std::size_t wanted, std::size_t& size) {
+    const auto smallest = blocks.lower_bound(wanted);
+    if (smallest == blocks.end() || smallest->first > wanted + wanted / 8) return nullptr;
+    const auto fit = std::prev(blocks.upper_bound(smallest->first));
+    size = fit->first;
+    std::byte* const block = fit->second.memory;
+    blocks.erase(fit);
+    return block;
+  }
+
+  // Before `bytes` more get pages: what is kept for later gives up its own, the longest unused
+  // first, as far as more would be held than was ever in use at once.
+  void make_room(std::size_t bytes) {
+    const std::size_t enough = std::max(stats.peak_in_use, stats.in_use + bytes);
+    while (stats.held + bytes > enough) {
+      const auto oldest = std::min_element(
+          free.lower_bound(discardable), free.end(),
+          [](const auto& a, const auto& b) { return a.second.freed < b.second.freed; });
+      if (oldest == free.end() || !source->discard(oldest->second.memory, oldest->first)) return;
+      stats.held -= oldest->first;
+      free_without_pages.insert(free.extract(oldest));
+    }
+  }
+};
+
+struct MemoryPool::Return {
+  std::shared_ptr<MemoryPool> pool;
+  std::size_t size;  // of the block
+  std::size_t bytes;
+  MemoryKind kind;
+  bool without_pages = false;
+
+  void operator()(std::byte* freed) const {
+    State& state = *pool->state_;
+    const std::lock_guard lock(state.mutex);
+    auto& free = without_pages ? state.free_without_pages : state.free;
+    free.emplace(size, State::FreeBlock{freed, ++state.freed});
+    if (!without_pages) state.unuse(kind, bytes, size);
   }
 };
 
@@ -100,12 +164,12 @@ std::shared_ptr<std::byte> MemoryPool::allocate(std::size_t bytes) {
   std::size_t size = wanted;
   {
     const std::lock_guard lock(state_->mutex);
-    const auto fit = state_->free.lower_bound(wanted);
-    if (fit != state_->free.end() && fit->first <= wanted + wanted / 8) {
-      size = fit->first;
-      block = fit->second;
-      state_->free.erase(fit);
+    block = State::take_fit(state_->free, wanted, size);
+    if (block == nullptr) {
+      block = State::take_fit(state_->free_without_pages, wanted, size);
+      if (block != nullptr) state_->hold(size);
     }
+    if (block == nullptr) state_->make_room(wanted);
   }
   if (block == nullptr) {
     block = state_->source->obtain(wanted);
@@ -115,22 +179,39 @@ std::shared_ptr<std::byte> MemoryPool::allocate(std::size_t bytes) {
                   bytes, stats().in_use, state_->source->shortage());
     const std::lock_guard lock(state_->mutex);
     state_->stats.reserved += size;
+    state_->hold(size);
     ++state_->stats.system_allocations;
   }
   const MemoryKind kind = current_memory_kind();
-  std::function<void()> on_peak;
+  state_->use(kind, bytes, size);
+  return {block, Return{shared_from_this(), size, bytes, kind}};
+}
+
+bool MemoryPool::discard(const std::shared_ptr<std::byte>& block) {
+  auto* const returned = std::get_deleter<Return>(block);
+  TESSERA_REQUIRE(returned != nullptr, "no block of a pool");
+  if (returned->without_pages) return true;
+  State& state = *returned->pool->state_;
+  if (!state.source->discard(block.get(), returned->size)) return false;
+  const std::lock_guard lock(state.mutex);
+  state.unuse(returned->kind, returned->bytes, returned->size);
+  state.stats.held -= returned->size;
+  returned->without_pages = true;
+  return true;
+}
+
+void MemoryPool::restore(const std::shared_ptr<std::byte>& block) {
+  auto* const returned = std::get_deleter<Return>(block);
+  TESSERA_REQUIRE(returned != nullptr, "no block of a pool");
+  if (!returned->without_pages) return;
+  State& state = *returned->pool->state_;
   {
-    const std::lock_guard lock(state_->mutex);
-    if (state_->count(kind, bytes, size)) on_peak = state_->on_peak;
+    const std::lock_guard lock(state.mutex);
+    state.make_room(returned->size);
+    state.hold(returned->size);
+    returned->without_pages = false;
   }
-  std::shared_ptr<std::byte> result(
-      block, [pool = shared_from_this(), size, bytes, kind](std::byte* freed) {
-        const std::lock_guard lock(pool->state_->mutex);
-        pool->state_->free.emplace(size, freed);
-        pool->state_->uncount(kind, bytes, size);
-      });
-  if (on_peak) on_peak();
-  return result;
+  state.use(returned->kind, returned->bytes, returned->size);
 }
 
 MemoryStats MemoryPool::stats() const {
@@ -142,6 +223,7 @@ void MemoryPool::reset_peak() {
   const std::lock_guard lock(state_->mutex);
   state_->stats.peak_in_use = state_->stats.in_use;
   state_->stats.at_peak = state_->stats.use;
+  state_->stats.peak_held = state_->stats.held;
 }
 
 void MemoryPool::set_on_peak(std::function<void()> callback) {
@@ -161,11 +243,14 @@ void MemoryPool::uncount_file(MemoryKind kind, std::size_t bytes) {
 
 void MemoryPool::trim() {
   const std::lock_guard lock(state_->mutex);
-  for (const auto& [size, block] : state_->free) {
-    state_->source->give_back(block, size);
-    state_->stats.reserved -= size;
+  for (auto* const blocks : {&state_->free, &state_->free_without_pages}) {
+    for (const auto& [size, block] : *blocks) {
+      state_->source->give_back(block.memory, size);
+      state_->stats.reserved -= size;
+      if (blocks == &state_->free) state_->stats.held -= size;
+    }
+    blocks->clear();
   }
-  state_->free.clear();
 }
 
 }  // namespace tessera

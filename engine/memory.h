@@ -18,7 +18,9 @@ namespace tessera {
 struct MemoryStats {
   std::size_t in_use = 0;       // bytes handed out, rounded sizes
   std::size_t peak_in_use = 0;  // largest in_use since the last reset
-  std::size_t reserved = 0;     // bytes held from the system
+  std::size_t reserved = 0;     // bytes of blocks from the system, with pages or without
+  std::size_t held = 0;  // bytes of those with pages: in_use, and what the pool keeps for later
+  std::size_t peak_held = 0;  // largest held since the last reset
   std::uint64_t system_allocations = 0;
   MemoryUse use;       // what is handed out, by kind; its total is in_use
   MemoryUse at_peak;   // the same when in_use came to peak_in_use
@@ -44,6 +46,9 @@ class MemorySource {
   // Null when there is no more.
   [[nodiscard]] virtual std::byte* take(std::size_t bytes) = 0;
   virtual void give_back(std::byte* block, std::size_t bytes) = 0;
+  // Gives the pages of a block back, which keeps its address: it holds zeros, and no memory until
+  // it is written. False, and nothing done, where that cannot be had.
+  [[nodiscard]] virtual bool discard(std::byte* /*block*/, std::size_t /*bytes*/) { return false; }
   // Bytes of the blocks that are out, and the most that were at once. Zeros where nobody counts:
   // the system knows what its heap has given.
   struct Taken {
@@ -86,6 +91,13 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
   // and the bytes in use.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
 
+  // Lets a block that is not needed for a while, and whose contents are not needed any more, hold
+  // no memory: it is not in use, and zero, until restore() says that it will be written. False, and
+  // nothing done, where the source has no such thing for it. Of blocks that a pool has handed out,
+  // each by one thread at a time.
+  static bool discard(const std::shared_ptr<std::byte>& block);
+  static void restore(const std::shared_ptr<std::byte>& block);
+
   [[nodiscard]] MemoryStats stats() const;
   void reset_peak();
   // Called, on the allocating thread, by each allocation that raises the peak. For planning; one at
@@ -100,6 +112,8 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
  private:
   explicit MemoryPool(std::shared_ptr<MemorySource> source);
   struct State;
+  struct Return;  // a block's deleter
+
   std::unique_ptr<State> state_;
 };
 

@@ -61,6 +61,14 @@ void Storage::map() const {
   data_ = owned_.get();
 }
 
+void Storage::discard() const {
+  if (owned_ && !file_) (void)MemoryPool::discard(owned_);
+}
+
+void Storage::restore() const {
+  if (owned_ && !file_) MemoryPool::restore(owned_);
+}
+
 void Storage::drop_mapped() const {
   if (file_ && data_ != nullptr) (void)::madvise(data_, bytes_, MADV_DONTNEED);  // advice
 }

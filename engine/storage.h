@@ -44,6 +44,11 @@ class Storage {
   [[nodiscard]] bool present() const { return data_ != nullptr || file_; }
   // Where it lies; none: in memory.
   [[nodiscard]] const FilePlace& file() const { return file_; }
+  // Owned memory that nobody needs for a while: zeros, which hold none, until restore() says that
+  // they will be written (MemoryPool::discard). Addresses stay valid; without effect where that
+  // cannot be had. By whoever owns the values, when no work on them is under way.
+  void discard() const;
+  void restore() const;
   // Memory that a mapping has taken goes back to the system; addresses stay valid.
   void drop_mapped() const;
 

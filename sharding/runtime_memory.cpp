@@ -46,6 +46,7 @@ void Runtime::allocate(const PlannedBuffer& planned) {
         break;
       case BufferUse::gradient_shard:
         (void)units_[index]->gradient_shard();
+        units_[index]->discard_unset_gradient();
         break;
       case BufferUse::gathered:
         state.own_parameters = allocate_parameters(planned.bytes);

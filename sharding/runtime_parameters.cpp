@@ -38,6 +38,8 @@ void Runtime::before_forward(Unit& unit, const ModuleCall& call) {
     if (options_.backward_prefetch == BackwardPrefetch::pre) prefetch_recomputation(call);
   } else {
     order_.begin_call(unit.index(), call.number, grad_enabled());
+    unit.discard_unset_gradient();
+    units_.front()->discard_unset_gradient();  // the root's own forward is not seen
     gather(unit, comm::Phase::forward);
     if (options_.forward_prefetch) prefetch_forward();
   }

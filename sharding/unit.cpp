@@ -291,9 +291,17 @@ bool Unit::gradient_is_set() const {
                      [](const auto& p) { return p.tensor.impl()->grad_ready; });
 }
 
+void Unit::discard_unset_gradient() {
+  if (gradient_is_discarded_ || !gradient_shard_ || gradient_is_set()) return;
+  gradient_shard_.storage()->discard();
+  gradient_is_discarded_ = true;
+}
+
 Unit::Carried Unit::prepare_to_accumulate() {
   const Tensor& shard = gradient_shard();  // an empty one is made here
   const auto& storage = shard.storage();
+  storage->restore();
+  gradient_is_discarded_ = false;
   Carried carried;
   carried.is_set = gradient_is_set();
   if (!carried.is_set) {

@@ -79,6 +79,9 @@ class Unit {
   [[nodiscard]] Tensor& gradient_shard();  // fp32 (fp64), made by the first call
   // Whether the shard holds gradients since the last zero_grad.
   [[nodiscard]] bool gradient_is_set() const;
+  // While it holds none it takes no memory, where the device can do that: a forward's activations
+  // come when no gradients are there, and go while they come.
+  void discard_unset_gradient();
   void mark_gradient_set();
   // Before more is added, by the thread that owns the unit: what zero_grad has dropped of single
   // parameters is zeroed, and a factor that concerns only what is there is multiplied in. Of a
@@ -130,6 +133,7 @@ class Unit {
   DType gradient_dtype_ = DType::float32;
   std::vector<Tensor> gradient_views_;
   Tensor gradient_shard_;
+  bool gradient_is_discarded_ = false;
   std::vector<LocalSegment> local_segments_;
   std::int64_t local_gradient_elements_ = 0;
 };

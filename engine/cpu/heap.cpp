@@ -1,8 +1,11 @@
-// Blocks of the system's heap.
+// Blocks of the system's memory: small ones of its heap, large ones mapped for themselves. A heap
+// keeps the holes between blocks that were freed, and a model's construction leaves large ones: a
+// tenth of a rank's memory that no tensor uses. What the pool gives back goes back whole.
 #include "engine/cpu/heap.h"
 
 #include <sys/mman.h>
 
+#include <cstdint>
 #include <cstdlib>
 
 namespace tessera {
@@ -13,6 +16,39 @@ constexpr std::size_t large_block = std::size_t{1} << 20;  // from here on, bloc
 constexpr std::size_t page = 4096;
 constexpr std::size_t huge_page = std::size_t{2} << 20;
 
+// The address sanitizer watches the ends of the heap's blocks, not those of mappings.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool maps_large_blocks = false;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+constexpr bool maps_large_blocks = false;
+#else
+constexpr bool maps_large_blocks = true;
+#endif
+#else
+constexpr bool maps_large_blocks = true;
+#endif
+
+bool is_mapped(std::size_t bytes) {
+  return maps_large_blocks && bytes >= large_block;
+}
+
+// Zeros from the system, whole pages; from two huge pages on it begins at one, so that all of it
+// but the end can be huge pages. Null when there are none.
+std::byte* map_pages(std::size_t bytes) {
+  const std::size_t alignment = bytes >= 2 * huge_page ? huge_page : page;
+  const std::size_t slack = alignment - page;
+  void* const mapping =
+      ::mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapping == MAP_FAILED) return nullptr;
+  auto* const start = static_cast<std::byte*>(mapping);
+  const std::size_t past = reinterpret_cast<std::uintptr_t>(start) % alignment;
+  const std::size_t before = past == 0 ? 0 : alignment - past;
+  if (before > 0) ::munmap(start, before);
+  if (before < slack) ::munmap(start + before + bytes, slack - before);
+  return start + before;
+}
+
 }  // namespace
 
 std::size_t Heap::granularity(std::size_t bytes) const {
@@ -20,14 +56,24 @@ std::size_t Heap::granularity(std::size_t bytes) const {
 }
 
 std::byte* Heap::take(std::size_t bytes) {
-  void* block = std::aligned_alloc(granularity(bytes), bytes);
+  auto* const block = is_mapped(bytes)
+                          ? map_pages(bytes)
+                          : static_cast<std::byte*>(std::aligned_alloc(granularity(bytes), bytes));
   // Advice only: without huge pages the memory works the same.
-  if (block != nullptr && bytes >= 2 * huge_page) madvise(block, bytes, MADV_HUGEPAGE);
-  return static_cast<std::byte*>(block);
+  if (block != nullptr && bytes >= 2 * huge_page) ::madvise(block, bytes, MADV_HUGEPAGE);
+  return block;
 }
 
-void Heap::give_back(std::byte* block, std::size_t) {
-  std::free(block);
+void Heap::give_back(std::byte* block, std::size_t bytes) {
+  if (is_mapped(bytes)) {
+    ::munmap(block, bytes);
+  } else {
+    std::free(block);
+  }
+}
+
+bool Heap::discard(std::byte* block, std::size_t bytes) {
+  return bytes >= large_block && ::madvise(block, bytes, MADV_DONTNEED) == 0;
 }
 
 }  // namespace tessera

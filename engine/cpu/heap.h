@@ -5,12 +5,14 @@
 
 namespace tessera {
 
-// 64-byte aligned blocks; large ones are whole pages, huge ones where the system has them.
+// 64-byte aligned blocks; from 1 MiB on whole pages, mapped alone, huge ones where the system has
+// them.
 class Heap final : public MemorySource {
  public:
   [[nodiscard]] std::size_t granularity(std::size_t bytes) const override;
   [[nodiscard]] std::byte* take(std::size_t bytes) override;
   void give_back(std::byte* block, std::size_t bytes) override;
+  [[nodiscard]] bool discard(std::byte* block, std::size_t bytes) override;
 };
 
 }  // namespace tessera

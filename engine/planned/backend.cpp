@@ -91,6 +91,10 @@ std::byte* CountingSource::take(std::size_t bytes) {
   return reinterpret_cast<std::byte*>(first);  // NOLINT(performance-no-int-to-ptr): on purpose
 }
 
+bool CountingSource::discard(std::byte* /*block*/, std::size_t bytes) {
+  return stands_for_ == DeviceType::cpu && bytes >= large_block;
+}
+
 const Backend& planned_backend() {
   static const PlannedBackend backend;
   return backend;

@@ -18,6 +18,7 @@ class CountingSource final : public MemorySource {
   // Every call gives addresses that were not given before.
   [[nodiscard]] std::byte* take(std::size_t bytes) override;
   void give_back(std::byte* /*block*/, std::size_t /*bytes*/) override {}
+  [[nodiscard]] bool discard(std::byte* block, std::size_t bytes) override;
 
  private:
   DeviceType stands_for_;

@@ -104,7 +104,12 @@ std::shared_ptr<SharedBuffer> SharedBuffer::allocate(const std::shared_ptr<Group
   }
   // All ranks have the buffer or none has: one that lacks memory must not leave the others waiting.
   for (const std::string& result : exchange_messages(*group, outcome, call)) decode_result(result);
-  arena->prefault(segment->memory(), layout.total_bytes);
+  // Of what others own a rank reads parts, and finds their pages made: mapping all of them would
+  // count each rank's buffers as memory of every rank.
+  const Part used = sharing == Sharing::per_rank
+                        ? part_of(layout, sharing, group->rank(), group->size())
+                        : Part{0, layout.total_bytes};
+  arena->prefault(segment->memory() + used.offset, used.bytes);
   return std::make_shared<SharedBuffer>(group, std::move(segment), std::move(on_device),
                                         std::string(name), bytes, sharing, number);
 }

@@ -2,8 +2,11 @@
 #include "engine/memory.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <thread>
 #include <vector>
@@ -123,6 +126,77 @@ TEST(MemoryPool, SaysHowMuchWasAskedForWhenThereIsNoMore) {
     EXPECT_NE(std::string(error.what()).find("1152921504606846976"), std::string::npos);
   }
   EXPECT_EQ(pool->stats().in_use, 0u);
+}
+
+TEST(MemoryPool, ADiscardedBlockHoldsNothingAndIsZero) {
+  constexpr std::size_t bytes = std::size_t{4} << 20;
+  const auto pool = MemoryPool::create();
+  int peaks = 0;
+  pool->set_on_peak([&] { ++peaks; });
+  auto block = pool->allocate(bytes);
+  std::memset(block.get(), 7, bytes);
+  ASSERT_TRUE(MemoryPool::discard(block));
+  EXPECT_TRUE(MemoryPool::discard(block));
+  EXPECT_EQ(pool->stats().in_use, 0u);
+  EXPECT_EQ(pool->stats().held, 0u);
+  EXPECT_EQ(pool->stats().reserved, bytes);
+  std::vector<unsigned char> resident(bytes / 4096);
+  ASSERT_EQ(mincore(block.get(), bytes, resident.data()), 0);
+  EXPECT_EQ(std::count(resident.begin(), resident.end(), 0), bytes / 4096);
+  EXPECT_EQ(block.get()[bytes - 1], std::byte{0});
+  MemoryPool::restore(block);
+  MemoryPool::restore(block);
+  EXPECT_EQ(pool->stats().in_use, bytes);
+  EXPECT_EQ(pool->stats().held, bytes);
+  EXPECT_EQ(peaks, 1);
+  ASSERT_TRUE(MemoryPool::discard(block));
+  block.reset();
+  EXPECT_EQ(pool->stats().in_use, 0u);
+  block = pool->allocate(bytes);  // the same one
+  EXPECT_EQ(pool->stats().held, bytes);
+  EXPECT_EQ(pool->stats().system_allocations, 1u);
+}
+
+TEST(MemoryPool, SmallBlocksAreNotDiscarded) {
+  const auto pool = MemoryPool::create();
+  const auto block = pool->allocate(1000);
+  block.get()[0] = std::byte{7};
+  EXPECT_FALSE(MemoryPool::discard(block));
+  EXPECT_EQ(block.get()[0], std::byte{7});
+  EXPECT_EQ(pool->stats().in_use, 1024u);
+}
+
+// What is kept for later gives its pages to what comes back, the longest unused first, and gets new
+// ones when it is used.
+TEST(MemoryPool, NoMoreIsHeldThanWasInUseAtOnce) {
+  constexpr std::size_t bytes = std::size_t{4} << 20;
+  const auto pool = MemoryPool::create();
+  const auto comes_and_goes = pool->allocate(bytes);
+  ASSERT_TRUE(MemoryPool::discard(comes_and_goes));
+  {
+    const auto longer_unused = pool->allocate(2 * bytes);
+    std::memset(longer_unused.get(), 7, 2 * bytes);
+  }
+  const auto in_use = pool->allocate(bytes);
+  EXPECT_EQ(pool->stats().peak_in_use, 2 * bytes);
+  EXPECT_EQ(pool->stats().held, bytes) << "the block of two gave its pages to the third";
+  MemoryPool::restore(comes_and_goes);
+  EXPECT_EQ(pool->stats().held, 2 * bytes);
+  EXPECT_EQ(pool->stats().peak_held, 2 * bytes);
+  const auto again = pool->allocate(2 * bytes);
+  EXPECT_EQ(again.get()[0], std::byte{0});
+  EXPECT_EQ(pool->stats().held, 4 * bytes);
+  EXPECT_EQ(pool->stats().system_allocations, 3u);
+}
+
+TEST(MemoryPool, OfOneSizeTheBlockFreedLastComesFirst) {
+  const auto pool = MemoryPool::create();
+  auto first = pool->allocate(5000);
+  auto second = pool->allocate(5000);
+  const std::byte* const last = first.get();
+  second.reset();
+  first.reset();
+  EXPECT_EQ(pool->allocate(5000).get(), last);
 }
 
 // A source of three blocks of 100 bytes each.
