@@ -13,7 +13,8 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t discardable = std::size_t{1} << 20;  // smaller blocks are no whole pages
+// Sources discard no smaller blocks.
+constexpr std::size_t discardable = std::size_t{4} << 20;
 
 std::shared_ptr<MemoryPool>& pool_of_this_thread(Device device) {
   thread_local std::shared_ptr<MemoryPool> cpu;
@@ -162,12 +163,16 @@ std::shared_ptr<std::byte> MemoryPool::allocate(std::size_t bytes) {
   const std::size_t wanted = std::max(unit, (bytes + unit - 1) / unit * unit);
   std::byte* block = nullptr;
   std::size_t size = wanted;
+  bool without_pages = false;
   {
     const std::lock_guard lock(state_->mutex);
     block = State::take_fit(state_->free, wanted, size);
     if (block == nullptr) {
       block = State::take_fit(state_->free_without_pages, wanted, size);
-      if (block != nullptr) state_->hold(size);
+      if (block != nullptr) {
+        state_->hold(size);
+        without_pages = true;
+      }
     }
     if (block == nullptr) state_->make_room(wanted);
   }
@@ -182,6 +187,7 @@ std::shared_ptr<std::byte> MemoryPool::allocate(std::size_t bytes) {
     state_->hold(size);
     ++state_->stats.system_allocations;
   }
+  if (without_pages) state_->source->populate(block, size);
   const MemoryKind kind = current_memory_kind();
   state_->use(kind, bytes, size);
   return {block, Return{shared_from_this(), size, bytes, kind}};
@@ -211,6 +217,7 @@ void MemoryPool::restore(const std::shared_ptr<std::byte>& block) {
     state.hold(returned->size);
     returned->without_pages = false;
   }
+  state.source->populate(block.get(), returned->size);
   state.use(returned->kind, returned->bytes, returned->size);
 }
 

@@ -49,6 +49,9 @@ class MemorySource {
   // Gives the pages of a block back, which keeps its address: it holds zeros, and no memory until
   // it is written. False, and nothing done, where that cannot be had.
   [[nodiscard]] virtual bool discard(std::byte* /*block*/, std::size_t /*bytes*/) { return false; }
+  // After discard(), before the block is written: makes its pages at once, for a fraction of what
+  // they cost one by one.
+  virtual void populate(std::byte* /*block*/, std::size_t /*bytes*/) {}
   // Bytes of the blocks that are out, and the most that were at once. Zeros where nobody counts:
   // the system knows what its heap has given.
   struct Taken {

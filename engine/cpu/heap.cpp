@@ -33,10 +33,10 @@ bool is_mapped(std::size_t bytes) {
   return maps_large_blocks && bytes >= large_block;
 }
 
-// Zeros from the system, whole pages; from two huge pages on it begins at one, so that all of it
+// Zeros from the system, whole pages; from a huge page on it begins at one, so that all of it
 // but the end can be huge pages. Null when there are none.
 std::byte* map_pages(std::size_t bytes) {
-  const std::size_t alignment = bytes >= 2 * huge_page ? huge_page : page;
+  const std::size_t alignment = bytes >= huge_page ? huge_page : page;
   const std::size_t slack = alignment - page;
   void* const mapping =
       ::mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -60,7 +60,7 @@ std::byte* Heap::take(std::size_t bytes) {
                           ? map_pages(bytes)
                           : static_cast<std::byte*>(std::aligned_alloc(granularity(bytes), bytes));
   // Advice only: without huge pages the memory works the same.
-  if (block != nullptr && bytes >= 2 * huge_page) ::madvise(block, bytes, MADV_HUGEPAGE);
+  if (block != nullptr && bytes >= huge_page) ::madvise(block, bytes, MADV_HUGEPAGE);
   return block;
 }
 
@@ -73,7 +73,12 @@ void Heap::give_back(std::byte* block, std::size_t bytes) {
 }
 
 bool Heap::discard(std::byte* block, std::size_t bytes) {
-  return bytes >= large_block && ::madvise(block, bytes, MADV_DONTNEED) == 0;
+  // Small pages, one fault each, would cost more time than their memory is worth.
+  return bytes >= 2 * huge_page && ::madvise(block, bytes, MADV_DONTNEED) == 0;
+}
+
+void Heap::populate(std::byte* block, std::size_t bytes) {
+  (void)::madvise(block, bytes, MADV_POPULATE_WRITE);  // before Linux 5.14 writing makes them
 }
 
 }  // namespace tessera

@@ -13,6 +13,7 @@ class Heap final : public MemorySource {
   [[nodiscard]] std::byte* take(std::size_t bytes) override;
   void give_back(std::byte* block, std::size_t bytes) override;
   [[nodiscard]] bool discard(std::byte* block, std::size_t bytes) override;
+  void populate(std::byte* block, std::size_t bytes) override;
 };
 
 }  // namespace tessera

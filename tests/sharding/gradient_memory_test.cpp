@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::int64_t wide = 1024;
+constexpr std::int64_t wide = 2048;
 constexpr std::int64_t layers = 3;
 constexpr int world = 2;
 // Large enough to be pages of their own.
@@ -118,7 +118,7 @@ TEST(GradientMemory, NoMoreIsHeldThanIsInUseAtOnce) {
     BroadModel net;
     ShardedModel model = fully_shard(net, context, by_layer(Strategy::full_shard));
     optim::AdamW optimizer(model.parameters(), {});
-    const Tensor input = Tensor::full({1024, wide}, 0.01, float32, Device::cpu());
+    const Tensor input = Tensor::full({512, wide}, 0.01, float32, Device::cpu());
     MemoryStats settled;
     for (int step = 0; step < 4; ++step) {
       net.loss(input).backward();
