@@ -79,7 +79,7 @@ struct TrainCommand {
         valid_loss = evaluate(training, step.step, progress, metrics);
       }
       if (saves) {
-        save(training, valid_loss, progress);
+        for (const std::string& note : training.save(valid_loss)) progress.note(note);
         saved_at = step.step;
       } else if (training.save_requested()) {
         progress.note(
@@ -105,12 +105,6 @@ struct TrainCommand {
     if (metrics) metrics->write_valid_loss(step, loss);
     progress.note(fmt::format("step {}: validation loss {:.4f}", step, loss));
     return loss;
-  }
-
-  static void save(TrainingRun& training, std::optional<double> valid_loss, Progress& progress) {
-    const checkpoint::Saved saved = training.save(valid_loss);
-    progress.note("saved " + saved.path);
-    for (const std::string& warning : saved.warnings) progress.note("warning: " + warning);
   }
 };
 

@@ -48,8 +48,9 @@ class TrainingRun {
   // Collective. Mean loss over the recipe's validation batches.
   double evaluate();
   // Collective. Writes a checkpoint of the present position; `valid_loss` is that of this position,
-  // for checkpoint.keep_best. A warning comes back once, however many saves repeat it.
-  checkpoint::Saved save(std::optional<double> valid_loss = {});
+  // for checkpoint.keep_best. Notes for the user come back, a warning once, however many saves
+  // repeat it.
+  std::vector<std::string> save(std::optional<double> valid_loss = {});
 
   [[nodiscard]] const TrainingPosition& position() const { return position_; }
   [[nodiscard]] bool evaluates() const { return validation_ != nullptr; }
@@ -70,6 +71,7 @@ class TrainingRun {
   std::optional<std::string> resume_newest(const std::string& dir, const checkpoint::Search& search,
                                            std::vector<std::string>& notes);
   void resume_from(const std::string& path, std::vector<std::string>& notes);
+  std::vector<std::string> take(const checkpoint::Saved& saved);
   void start_line(const std::string& from, std::vector<std::string>& notes);
   void take_position(const Scalars& scalars, const std::string& folder);
   double forward_backward(std::int64_t micro_batch, std::int64_t accumulated);

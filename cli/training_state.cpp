@@ -164,7 +164,7 @@ void TrainingRun::take_position(const Scalars& scalars, const std::string& folde
   position_.samples = scalars.get<std::int64_t>("position/samples");
 }
 
-checkpoint::Saved TrainingRun::save(std::optional<double> valid_loss) {
+std::vector<std::string> TrainingRun::save(std::optional<double> valid_loss) {
   SaveOptions options;
   options.step = position_.steps;
   options.type = recipe_.checkpoint.state_dict_type;
@@ -185,12 +185,17 @@ checkpoint::Saved TrainingRun::save(std::optional<double> valid_loss) {
     options.score = valid_loss;
     options.scalars.set("valid_loss", *valid_loss);
   }
-  checkpoint::Saved saved =
-      tessera::save(context_, *recipe_.checkpoint.dir, *sharded_, *optimizer_, options);
+  return take(tessera::save(context_, *recipe_.checkpoint.dir, *sharded_, *optimizer_, options));
+}
+
+// What is saved next has this save as its parent.
+std::vector<std::string> TrainingRun::take(const checkpoint::Saved& saved) {
   line_ = saved.line;
-  std::erase_if(saved.warnings,
-                [&](const std::string& warning) { return !told_.insert(warning).second; });
-  return saved;
+  std::vector<std::string> notes = {"saved " + saved.path};
+  for (const std::string& warning : saved.warnings) {
+    if (told_.insert(warning).second) notes.push_back("warning: " + warning);
+  }
+  return notes;
 }
 
 }  // namespace tessera::cli

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/checkpoint.h"
 #include "kernels/base/error.h"
 #include "models/config_reader.h"
 #include "models/model_testing.h"
