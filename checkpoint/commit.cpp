@@ -66,7 +66,7 @@ bool holds_save(const fs::path& step, const std::string& save_id) {
 fs::path free_name(const fs::path& dir, std::int64_t step, const std::string& run) {
   std::error_code error;
   for (int copy = 0;; ++copy) {
-    const fs::path path = dir / aside_name(step, run, copy);
+    fs::path path = dir / aside_name(step, run, copy);
     if (!fs::exists(fs::symlink_status(path, error))) return path;
   }
 }

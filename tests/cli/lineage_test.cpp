@@ -122,6 +122,31 @@ TEST(Restart, GoesOnFromTheNewestSaveWhateverResumeSays) {
   }
 }
 
+// torchrun sets no name of Tessera's: its own process and job are what the starts have in common.
+TEST(Restart, OfAnotherLauncherAsWell) {
+  const TrainingFolder folder;
+  const auto command = [&](const Settings& settings) {
+    std::string text = testing::program_path();
+    for (const std::string& argument : train_arguments(folder.small() + settings)) {
+      text += " '" + argument + "'";
+    }
+    return text;
+  };
+  folder.write("torchrun.sh", "unset TESSERA_LAUNCH_ID\n" + command(saving(folder, 2, 1, "never")) +
+                                  "\nexport TORCHELASTIC_RESTART_COUNT=1\n" +
+                                  command(saving(folder, 3, 1, "never")) + "\nexit 0\n");
+  const std::vector<std::string> arguments = {"launch", "--nproc-per-node",        "1", "--",
+                                              "sh",     folder.path("torchrun.sh")};
+  const Ended first = run_program(arguments);
+  EXPECT_EQ(first.code, 0) << first.err;
+  EXPECT_TRUE(says(first, "resumed from " + folder.path("saves/step-2"))) << first.err;
+  EXPECT_EQ(steps_in(folder).size(), 3u);
+  // Another launch of the same job is another launch.
+  const Ended second = run_program(arguments);
+  EXPECT_TRUE(says(second, "holds 3 steps of another run")) << second.err;
+  EXPECT_EQ(steps_in(folder).size(), 6u);
+}
+
 TEST(Restart, WhatCannotImproveIsNotTriedAgain) {
   for (const int code : {2, 3, 4, 5, 8}) {
     const Ended ended = run_program({"launch", "--nproc-per-node", "1", "--max-restarts", "3", "--",
