@@ -49,13 +49,21 @@ std::int64_t element_count(const std::vector<std::int64_t>& shape, std::string_v
 }
 
 std::string describe_shape(const std::vector<std::int64_t>& shape) {
-  return fmt::format("[{}]", fmt::join(shape, ", "));
+  constexpr std::size_t shown = 16;
+  if (shape.size() <= shown) return fmt::format("[{}]", fmt::join(shape, ", "));
+  return fmt::format("[{}, ... of {} dimensions]",
+                     fmt::join(shape.begin(), shape.begin() + shown, ", "), shape.size());
 }
 
 ComposedHeader compose_safetensors_header(const std::vector<TensorSpec>& specs,
                                           std::map<std::string, std::string> metadata) {
   std::vector<std::size_t> order(specs.size());
-  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    order[i] = i;
+    TESSERA_CHECK(specs[i].name.size() <= tensor_name_limit, ErrorCode::checkpoint,
+                  "the name of tensor {}... has {} bytes, the limit is {}",
+                  specs[i].name.substr(0, 40), specs[i].name.size(), tensor_name_limit);
+  }
   std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
     const auto rank = [&](std::size_t i) { return &stored_dtype(specs[i].dtype); };
     if (rank(a) != rank(b)) return rank(a) > rank(b);  // the table is in ascending alignment

@@ -90,13 +90,19 @@ class Save {
         doing_(fmt::format("saving '{}'", target_.string())),
         is_first_(communicator.rank() == 0) {}
 
-  fs::path run() {
+  Saved run() {
     plan();
+    Saved saved;
     try {
       together(communicator_, doing_, [&] { return prepare(); });
       together(communicator_, doing_, [&] { return write(); });
       hash();
-      together(communicator_, doing_, [&] { return commit(); });
+      const auto messages = together(communicator_, doing_, [&] { return commit(); });
+      const json told = json::parse(messages.front());
+      saved.line = options_.line;
+      saved.line.run = told.at("run").get<std::string>();
+      saved.line.parent_commit = told.at("commit").get<std::int64_t>();
+      saved.warnings = told.at("warnings").get<std::vector<std::string>>();
     } catch (const Error& error) {
       const std::string leftover = pending_ ? pending_->roll_back() : std::string();
       if (error.code() != ErrorCode::checkpoint) throw;  // a rank is gone: no more exchanges
@@ -105,7 +111,9 @@ class Save {
       if (leftovers.front().empty()) throw;
       throw Error(error.code(), fmt::format("{}; {}", error.what(), leftovers.front()));
     }
-    return target_;
+    saved.path = target_;
+    saved.line.parent = save_id_;
+    return saved;
   }
 
  private:
@@ -189,7 +197,7 @@ std::string Save::prepare() {
   if (!is_first_) return {};
   std::uint64_t needed = plan_.total_bytes();
   for (const auto& [name, contents] : options_.files) needed += contents.size();
-  pending_.emplace(dir_, step_, save_id_, needed);
+  pending_.emplace(dir_, step_, save_id_, needed, options_.line);
   for (const PlannedFile& planned : plan_.files) {
     File file = File::create(partial_ / planned.name);
     file.resize(planned.bytes);
@@ -302,14 +310,19 @@ std::string Save::commit() {
   manifest.model = std::move(plan_.model);
   manifest.optimizer = std::move(plan_.optimizer);
   manifest.scalars = state_.scalars;
-  pending_->commit(to_text(manifest), options_.keep);
-  return {};
+  manifest.lineage = pending_->lineage();
+  manifest.score = options_.score;
+  const auto warnings =
+      pending_->commit(to_text(manifest), {options_.keep, options_.keep_best}, options_.score);
+  const json told{
+      {"run", manifest.lineage.run}, {"commit", manifest.lineage.commit}, {"warnings", warnings}};
+  return told.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 }  // namespace
 
-std::string save(comm::Communicator& communicator, const std::string& dir, std::int64_t step,
-                 const State& state, const SaveOptions& options) {
+Saved save(comm::Communicator& communicator, const std::string& dir, std::int64_t step,
+           const State& state, const SaveOptions& options) {
   return Save(communicator, dir, step, state, options).run();
 }
 

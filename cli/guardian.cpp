@@ -22,7 +22,7 @@ namespace {
 [[noreturn]] void guard(int pipe) {
   ::setpgid(0, 0);  // Ctrl-C at the terminal is the launcher's business
   ::prctl(PR_SET_NAME, "tessera-guard");
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) ::signal(signal, SIG_IGN);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1}) ::signal(signal, SIG_IGN);
   const int null = ::open("/dev/null", O_RDWR);
   // Whoever reads the launcher's output must see its end when the ranks are gone.
   for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})

@@ -153,6 +153,8 @@ void validate(const Recipe& recipe, int world_size) {
       recipe.given.contains("checkpoint.every") && recipe.checkpoint.every > 0;
   check(recipe.checkpoint.dir || !wants_checkpoints, recipe, "checkpoint.every",
         "needs checkpoint.dir, the folder to save into");
+  check(recipe.checkpoint.keep_best == 0 || recipe.data.valid, recipe, "checkpoint.keep_best",
+        "needs data.valid, the text whose loss says which checkpoint is best");
 }
 
 std::int64_t batch_size_per_rank(const Recipe& recipe, int world_size) {

@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "checkpoint/checkpoint.h"
 #include "cli/metrics.h"
 #include "cli/recipe.h"
 #include "engine/data/samples.h"
@@ -32,8 +34,9 @@ class TrainingRun {
   // steps, and nothing else.
   TrainingRun(const Recipe& recipe, Context context);
 
-  // Collective. Goes on from what the recipe's `resume` says, if there is something; notes for the
-  // user come back.
+  // Collective. Goes on from what the recipe's `resume` says, if there is something; a restart by
+  // the launcher from the newest save of this launch, whatever it says. Notes for the user come
+  // back.
   std::vector<std::string> resume();
   // Collective. Makes the checkpoints' folder, if there will be any: a place that cannot be written
   // is said before the first step, not at the first save.
@@ -44,13 +47,17 @@ class TrainingRun {
   StepMetrics step();
   // Collective. Mean loss over the recipe's validation batches.
   double evaluate();
-  // Collective. Writes a checkpoint of the present position and returns its folder.
-  std::string save();
+  // Collective. Writes a checkpoint of the present position; `valid_loss` is that of this position,
+  // for checkpoint.keep_best. Notes for the user come back, a warning once, however many saves
+  // repeat it.
+  std::vector<std::string> save(std::optional<double> valid_loss = {});
 
   [[nodiscard]] const TrainingPosition& position() const { return position_; }
   [[nodiscard]] bool evaluates() const { return validation_ != nullptr; }
   // The largest signal number that a rank noted during the last step (agreed on by all).
   [[nodiscard]] int interruption() const { return interruption_; }
+  // Whether a rank was asked for a save since the last one that it was asked for (SIGUSR1).
+  [[nodiscard]] bool save_requested() const { return save_requests_ > save_requests_before_; }
   [[nodiscard]] std::string describe() const;
   [[nodiscard]] const Context& context() const { return context_; }
   // What this rank's steps took so far, at most.
@@ -59,7 +66,14 @@ class TrainingRun {
  private:
   void open_data(const Tokenizer& tokenizer);
   void load_pretrained();
-  void load_checkpoint(const std::string& folder);
+  bool resume_restarted(std::vector<std::string>& notes);
+  // The step's folder, or nothing when there is none.
+  std::optional<std::string> resume_newest(const std::string& dir, const checkpoint::Search& search,
+                                           std::vector<std::string>& notes);
+  void resume_from(const std::string& path, std::vector<std::string>& notes);
+  std::vector<std::string> take(const checkpoint::Saved& saved);
+  void start_line(const std::string& from, std::vector<std::string>& notes);
+  void take_position(const Scalars& scalars, const std::string& folder);
   double forward_backward(std::int64_t micro_batch, std::int64_t accumulated);
   void agree(StepMetrics& metrics, double loss);
   [[nodiscard]] std::int64_t peak_bytes();
@@ -77,6 +91,10 @@ class TrainingRun {
   TrainingPosition position_;
   Batch batch_;
   int interruption_ = 0;
+  std::int64_t save_requests_ = 0;
+  std::int64_t save_requests_before_ = 0;
+  checkpoint::Line line_;
+  std::set<std::string> told_;  // warnings of saves
   std::int64_t peak_resident_ = 0;
 };
 

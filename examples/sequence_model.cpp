@@ -209,10 +209,8 @@ void train(const std::filesystem::path& folder, std::int64_t steps, bool on_gpu)
                                      .decay_steps = 400};
 
   std::int64_t first_step = 0;
-  const auto latest = ts::checkpoint::find_latest(context.communicator(), folder);
-  if (latest) {
-    ts::load(context, latest->path, model, optimizer);
-    first_step = latest->step;
+  if (const auto loaded = ts::load_latest(context, folder, model, optimizer)) {
+    first_step = loaded->found.step;
   }
 
   const std::int64_t batch_size = batch_of_a_rank(context.world_size());
@@ -239,13 +237,10 @@ void train(const std::filesystem::path& folder, std::int64_t steps, bool on_gpu)
 
 void load_weights(const ts::Context& context, const std::filesystem::path& folder,
                   const ts::ShardedModel& model) {
-  const auto latest = ts::checkpoint::find_latest(context.communicator(), folder);
+  const auto latest = ts::latest(context, folder);
   if (!latest)
     throw ts::Error(ts::ErrorCode::checkpoint, folder.string() + ": there is no checkpoint");
-  ts::checkpoint::State state =
-      ts::checkpoint::state_of(model, nullptr, ts::checkpoint::Direction::load);
-  ts::checkpoint::load(context.communicator(), latest->path, state,
-                       ts::checkpoint::LoadParts::model_only);
+  ts::load(context, latest->path, model);
 }
 
 void evaluate(const std::filesystem::path& folder, int ranks) {

@@ -162,6 +162,24 @@ std::vector<Refused> refused_headers() {
 INSTANTIATE_TEST_SUITE_P(Headers, SafetensorsRefuses, ::testing::ValuesIn(refused_headers()),
                          [](const auto& bad) { return bad.param.name; });
 
+TEST(SafetensorsRead, MessagesStayShortWhateverTheFileSays) {
+  const auto entry = [](const std::string& name, const std::string& shape) {
+    return fmt::format(R"({{"{}":{{"dtype":"F32","shape":[{}],"data_offsets":[0,4]}}}})", name,
+                       shape);
+  };
+  std::string ones = "2";
+  for (int i = 0; i < 100'000; ++i) ones += ",1";
+  const std::string long_name = refusal(file_of(entry(std::string(5'000, 'n'), "1"), 4));
+  EXPECT_TRUE(has(long_name, "has 5000 bytes, the limit is 4096"));
+  const std::string many_dimensions = refusal(file_of(entry("n", ones), 4));
+  EXPECT_TRUE(has(many_dimensions, "of 100001 dimensions"));
+  const std::string dtype = refusal(file_of(
+      R"({"n":{"dtype":")" + std::string(100'000, 'F') + R"(","shape":[1],"data_offsets":[0,4]}})",
+      4));
+  EXPECT_TRUE(has(dtype, "unknown dtype"));
+  for (const std::string& text : {long_name, many_dimensions, dtype}) EXPECT_LT(text.size(), 600u);
+}
+
 TEST(SafetensorsRead, AHundredThousandEntriesAtOnePlaceAreRefusedQuickly) {
   std::string header = "{";
   for (int i = 0; i < 100'000; ++i) {

@@ -114,11 +114,13 @@ inline std::vector<nlohmann::json> metrics_in(const std::string& path) {
   return steps;
 }
 
-// Of each line the text from "step" to before "lr": step, loss and gradient norm with every digit.
+// Of each step's line the text from "step" to before "lr": step, loss and gradient norm with every
+// digit.
 inline std::vector<std::string> losses_in(const std::string& path) {
   std::vector<std::string> lines;
   std::istringstream stream(read_text(path));
   for (std::string line; std::getline(stream, line);) {
+    if (line.find("valid_loss") != std::string::npos) continue;
     lines.push_back(line.substr(0, line.find(", \"lr\"")));
   }
   return lines;

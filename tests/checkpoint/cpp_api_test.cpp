@@ -1,0 +1,96 @@
+// ts::save, ts::load, ts::latest and ts::load_latest, as a program of one's own calls them.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "checkpoint/sharded_state.h"
+#include "checkpoint/support.h"
+#include "sharding/mixed_module.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using ParameterValues = std::map<std::string, std::vector<double>>;
+
+// A module on three ranks with an optimizer, and what the ranks hold after `body`.
+using ApiBody = std::function<void(Context&, ShardedModel&, optim::Optimizer&)>;
+ParameterValues values_after(const ApiBody& body, std::uint64_t seed) {
+  tessera::testing::Collected collected;
+  launch(3, [&](Context& context) {
+    const tessera::testing::OneThread one_thread;
+    manual_seed(seed);
+    tessera::testing::MixedAndFrozen net;
+    ShardingOptions options = tessera::testing::toy_options(Strategy::full_shard);
+    options.wrap = WrapPolicy::list({"mixed", "fixed"});
+    ShardedModel model = fully_shard(net, context, options);
+    optim::AdamW optimizer(model.parameters(), {});
+    body(context, model, optimizer);
+    collected.add(model);
+  });
+  return collected.values();
+}
+
+TEST(CppApi, WeightsAloneAndTheNewestStep) {
+  const testing::TemporaryFolder folder;
+  const std::string dir = folder.path().string();
+  const ParameterValues saved = values_after(
+      [&](Context& context, ShardedModel& model, optim::Optimizer& optimizer) {
+        EXPECT_FALSE(latest(context, dir).has_value());
+        EXPECT_FALSE(load_latest(context, dir, model, optimizer).has_value());
+        const Saved first = save(context, dir, model, optimizer, {.step = 1});
+        const Saved second =
+            save(context, dir, model, optimizer,
+                 {.step = 2, .keep = 1, .scalars = Scalars().set("seen", 7), .line = first.line});
+        EXPECT_EQ(second.line.run, first.line.run);
+        EXPECT_TRUE(second.warnings.empty());
+      },
+      17);
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / "step-1"));
+  // The optimizer's file is not looked at for the weights.
+  const ParameterValues weights = values_after(
+      [&](Context& context, ShardedModel& model, optim::Optimizer& optimizer) {
+        const auto found = latest(context, dir);
+        ASSERT_TRUE(found.has_value());
+        EXPECT_EQ(found->step, 2);
+        context.barrier();
+        if (context.is_main()) std::filesystem::remove(found->path + "/optimizer.safetensors");
+        context.barrier();
+        EXPECT_EQ(load(context, found->path, model).get<std::int64_t>("seen"), 7);
+        EXPECT_THROW((void)load(context, found->path, model, optimizer), Error);
+      },
+      99);
+  EXPECT_EQ(weights, saved);
+}
+
+TEST(CppApi, LoadLatestPassesOverWhatIsDamagedWhileItLoads) {
+  const testing::TemporaryFolder folder;
+  const std::string dir = folder.path().string();
+  const ParameterValues saved = values_after(
+      [&](Context& context, ShardedModel& model, optim::Optimizer& optimizer) {
+        for (const int step : {1, 2}) {
+          save(context, dir, model, optimizer,
+               {.step = step, .scalars = Scalars().set("of", step)});
+        }
+      },
+      17);
+  const std::filesystem::path spoiled = folder.path() / "step-2/optimizer.safetensors";
+  std::string bytes = testing::read_all(spoiled);
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  testing::write_all(spoiled, bytes);
+  const ParameterValues loaded = values_after(
+      [&](Context& context, ShardedModel& model, optim::Optimizer& optimizer) {
+        const auto found = load_latest(context, dir, model, optimizer);
+        ASSERT_TRUE(found.has_value());
+        EXPECT_EQ(found->found.step, 1);
+        EXPECT_EQ(found->found.skipped.size(), 1u);
+        EXPECT_EQ(found->scalars.get<std::int64_t>("of"), 1);
+      },
+      99);
+  EXPECT_EQ(loaded, saved);
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint
