@@ -8,6 +8,7 @@
 // sixth of what a user's file paid for the library's headers.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -30,6 +31,11 @@ struct SaveOptions {
   int keep = 0;                        // committed steps to keep; 0: all
   std::map<std::string, std::string> files =
       {};  // extra small files by name (config.json ...), from rank 0
+  // FULL: what is more goes into numbered files with an index, as Hugging Face has it; 0: one file.
+  std::uint64_t max_file_size = 0;
+  // A disk that is slow ends no save; one of which no call comes back for so long does, by name.
+  // 0: never.
+  std::chrono::milliseconds stall_timeout{300'000};
 };
 
 // Collective. All ranks return, or all throw the same Error(checkpoint) that names the rank, file

@@ -23,6 +23,8 @@ class SystemCalls {
   virtual ssize_t pwrite(int fd, const void* data, std::size_t bytes, off_t offset);
   virtual int ftruncate(int fd, off_t bytes);
   virtual int fsync(int fd);
+  // sync_file_range
+  virtual int sync_range(int fd, off_t offset, off_t bytes, unsigned flags);
   virtual int close(int fd);
   virtual int flock(int fd, int operation);
   virtual int mkdir(const char* path, mode_t mode);
@@ -67,6 +69,10 @@ class File {
   // Returns when the contents are durable. A failure is final: the kernel may have dropped the
   // pages it could not write, so that a second fsync would succeed and lie.
   void sync();
+  // Starts writing the range to the disk, or waits until it is there: so that sync() has little
+  // left to do. Promises nothing; where the file system cannot, nothing happens.
+  void begin_writeback(std::uint64_t offset, std::uint64_t bytes);
+  void await_writeback(std::uint64_t offset, std::uint64_t bytes);
   // Reports what the destructor could not.
   void close();
   // Takes an exclusive lock that ends with the file; false when another holder has it.
@@ -78,6 +84,7 @@ class File {
  private:
   File(std::filesystem::path path, int flags);
   void require_regular() const;
+  void sync_range(std::uint64_t offset, std::uint64_t bytes, unsigned flags);
 
   std::filesystem::path path_;
   int fd_ = -1;

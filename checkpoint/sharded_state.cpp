@@ -62,16 +62,30 @@ namespace tessera {
 
 using checkpoint::Direction;
 
-std::string save(const Context& context, const std::string& folder, const ShardedModel& model,
-                 optim::Optimizer& optimizer, const SaveOptions& options) {
+checkpoint::State state_to_save(const ShardedModel& model, optim::Optimizer& optimizer,
+                                const SaveOptions& options) {
   checkpoint::State state = checkpoint::state_of(model, &optimizer, Direction::save);
   state.scalars = options.scalars;
   nlohmann::json& counts = checkpoint::json_of(state.scalars)[checkpoint::step_counts_key];
   counts = nlohmann::json::object();
   const auto steps = optimizer.step_counts();
   for (std::size_t i = 0; i < steps.size(); ++i) counts[optimizer.parameters()[i].name] = steps[i];
-  return checkpoint::save(context.communicator(), folder, options.step, state,
-                          {options.type, options.model_dtype, options.keep, options.files});
+  return state;
+}
+
+checkpoint::SaveOptions file_options(const SaveOptions& options) {
+  return {.type = options.type,
+          .model_dtype = options.model_dtype,
+          .keep = options.keep,
+          .files = options.files,
+          .max_file_size = options.max_file_size,
+          .stall_timeout = options.stall_timeout};
+}
+
+std::string save(const Context& context, const std::string& folder, const ShardedModel& model,
+                 optim::Optimizer& optimizer, const SaveOptions& options) {
+  return checkpoint::save(context.communicator(), folder, options.step,
+                          state_to_save(model, optimizer, options), file_options(options));
 }
 
 Scalars load(const Context& context, const std::string& step_folder, const ShardedModel& model,

@@ -1,6 +1,7 @@
 // Between a sharded model and its checkpoint: ts::save and ts::load.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -29,8 +30,15 @@ struct SaveOptions {
   DType model_dtype = DType::float32;
   int keep = 0;
   Scalars scalars = {};  // whatever the program wants back, the same on every rank
-  std::map<std::string, std::string> files = {};  // config.json ..., from rank 0
+  std::map<std::string, std::string> files = {};     // config.json ..., from rank 0
+  std::uint64_t max_file_size = 0;                   // as in checkpoint::SaveOptions
+  std::chrono::milliseconds stall_timeout{300'000};  // likewise
 };
+
+// Of a save with these options: state, scalars included, and what the files are like.
+checkpoint::State state_to_save(const ShardedModel& model, optim::Optimizer& optimizer,
+                                const SaveOptions& options);
+checkpoint::SaveOptions file_options(const SaveOptions& options);
 
 // Collective. Writes folder/step-N and returns its path.
 std::string save(const Context& context, const std::string& folder, const ShardedModel& model,
