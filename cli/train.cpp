@@ -74,9 +74,11 @@ struct TrainCommand {
       }
       const bool interrupted = training.interruption() != 0 && !last;
       if (every > 0 && (step.step % every == 0 || last || interrupted)) {
-        progress.note("saved " + training.save());
+        for (const std::string& note : training.save()) progress.note(note);
         saved_at = step.step;
       }
+      const auto saved = last || interrupted ? training.finish_save() : training.finished_save();
+      if (saved) progress.note(*saved);
       if (interrupted) {
         progress.note(
             every > 0 ? fmt::format("stopped by signal {} after saving step {}",
@@ -87,6 +89,7 @@ struct TrainCommand {
         return signal_exit_base + training.interruption();
       }
     }
+    if (const auto exported = training.export_weights()) progress.note(*exported);
     return 0;
   }
 };

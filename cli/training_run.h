@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "checkpoint/async_save.h"
 #include "cli/metrics.h"
 #include "cli/recipe.h"
 #include "engine/data/samples.h"
@@ -44,8 +46,15 @@ class TrainingRun {
   StepMetrics step();
   // Collective. Mean loss over the recipe's validation batches.
   double evaluate();
-  // Collective. Writes a checkpoint of the present position and returns its folder.
-  std::string save();
+  // Collective. Writes a checkpoint of the present position, or with checkpoint.async begins to;
+  // notes for the user come back.
+  std::vector<std::string> save();
+  // Of a checkpoint that was being written while training went on: a note when it has come to its
+  // end; the second waits for that, and throws what it failed with. (Each step throws it as well.)
+  std::optional<std::string> finished_save();
+  std::optional<std::string> finish_save();
+  // Collective. What the recipe's checkpoint.export asks for: a note when there is such.
+  std::optional<std::string> export_weights();
 
   [[nodiscard]] const TrainingPosition& position() const { return position_; }
   [[nodiscard]] bool evaluates() const { return validation_ != nullptr; }
@@ -59,6 +68,10 @@ class TrainingRun {
  private:
   void open_data(const Tokenizer& tokenizer);
   void load_pretrained();
+  [[nodiscard]] bool saves() const {
+    return recipe_.checkpoint.dir && recipe_.checkpoint.every > 0;
+  }
+  [[nodiscard]] std::map<std::string, std::string> files_beside_weights() const;
   void load_checkpoint(const std::string& folder);
   double forward_backward(std::int64_t micro_batch, std::int64_t accumulated);
   void agree(StepMetrics& metrics, double loss);
@@ -78,6 +91,9 @@ class TrainingRun {
   Batch batch_;
   int interruption_ = 0;
   std::int64_t peak_resident_ = 0;
+  std::map<std::string, std::string> model_files_;  // rank 0's: of a pretrained folder
+  std::unique_ptr<AsyncSaver> saver_;               // goes first: it may be writing
+  bool saver_ready_ = false;
 };
 
 // The model's configuration: the recipe's, or a pretrained folder's with the recipe's changes.

@@ -1,9 +1,12 @@
 // What a run reads and writes: pretrained weights, checkpoints, the position in them.
 #include <fmt/format.h>
+#include <chrono>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/collective.h"
+#include "checkpoint/export.h"
 #include "checkpoint/file.h"
 #include "checkpoint/sharded_state.h"
 #include "cli/training_run.h"
@@ -19,6 +22,11 @@ nlohmann::json read_json(const std::filesystem::path& path) {
   nlohmann::json json = nlohmann::json::parse(stream, nullptr, false);
   TESSERA_CHECK(json.is_object(), ErrorCode::configuration, "{}: not a JSON object", path.string());
   return json;
+}
+
+std::chrono::milliseconds stall_timeout(const Recipe& recipe) {
+  return std::chrono::milliseconds(
+      static_cast<std::int64_t>(recipe.checkpoint.stall_timeout * 1000));
 }
 
 }  // namespace
@@ -76,12 +84,29 @@ std::vector<std::string> TrainingRun::resume() {
 }
 
 void TrainingRun::prepare_folder() {
-  if (!recipe_.checkpoint.dir || recipe_.checkpoint.every == 0) return;
-  const std::string place = where(recipe_, "checkpoint.dir");
-  checkpoint::together(context_.communicator(), place, [&] {
-    if (context_.is_main()) checkpoint::create_folders(*recipe_.checkpoint.dir);
-    return std::string();
-  });
+  const CheckpointRecipe& wanted = recipe_.checkpoint;
+  const auto on_main = [this](const char* key, const std::function<void()>& work) {
+    checkpoint::together(context_.communicator(), where(recipe_, key), [this, &work] {
+      if (context_.is_main()) work();
+      return std::string();
+    });
+  };
+  if (saves()) {
+    on_main("checkpoint.dir", [&] { checkpoint::create_folders(*wanted.dir); });
+  }
+  if (wanted.export_folder) {
+    on_main("checkpoint.export", [&] { checkpoint::check_export_folder(*wanted.export_folder); });
+  }
+  if (recipe_.model.pretrained && (saves() || wanted.export_folder)) {
+    on_main("model.pretrained",
+            [&] { model_files_ = checkpoint::read_model_files(*recipe_.model.pretrained); });
+  }
+}
+
+std::map<std::string, std::string> TrainingRun::files_beside_weights() const {
+  std::map<std::string, std::string> files = model_files_;
+  files["config.json"] = model_->config(recipe_.checkpoint.dtype).dump(2) + "\n";
+  return files;
 }
 
 void TrainingRun::load_checkpoint(const std::string& folder) {
@@ -109,12 +134,14 @@ void TrainingRun::load_checkpoint(const std::string& folder) {
   position_.samples = scalars.get<std::int64_t>("position/samples");
 }
 
-std::string TrainingRun::save() {
+std::vector<std::string> TrainingRun::save() {
   SaveOptions options;
   options.step = position_.steps;
   options.type = recipe_.checkpoint.state_dict_type;
   options.model_dtype = recipe_.checkpoint.dtype;
   options.keep = static_cast<int>(recipe_.checkpoint.keep);
+  options.max_file_size = recipe_.checkpoint.max_file_size;
+  options.stall_timeout = stall_timeout(recipe_);
   options.scalars.set("position/steps", position_.steps)
       .set("position/micro_batches", position_.micro_batches)
       .set("position/samples", position_.samples)
@@ -122,9 +149,45 @@ std::string TrainingRun::save() {
       .set("seq_len", recipe_.model.seq_len)
       .set("seed", recipe_.train.seed)
       .set("shuffle", recipe_.data.shuffle);
-  options.files["config.json"] = model_->config(recipe_.checkpoint.dtype).dump(2) + "\n";
+  options.files = files_beside_weights();
   options.files["recipe.json"] = to_json(recipe_).dump(2) + "\n";
-  return tessera::save(context_, *recipe_.checkpoint.dir, *sharded_, *optimizer_, options);
+  const std::string& dir = *recipe_.checkpoint.dir;
+  if (!saver_) return {"saved " + tessera::save(context_, dir, *sharded_, *optimizer_, options)};
+  std::vector<std::string> notes;
+  const bool waits = saver_->in_flight() && !saver_->ended();
+  const auto asked = std::chrono::steady_clock::now();
+  if (auto earlier = finish_save()) notes.push_back(std::move(*earlier));
+  const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - asked;
+  const AsyncSaver::Pause pause = saver_->save(dir, options);
+  std::string note =
+      fmt::format("saving step {}: copied in {:.3f} s", position_.steps, pause.copied_seconds);
+  if (waits) note += fmt::format(", after {:.3f} s of waiting for the one before", waited.count());
+  notes.push_back(std::move(note));
+  return notes;
+}
+
+std::optional<std::string> TrainingRun::finish_save() {
+  if (!saver_) return std::nullopt;
+  const auto saved = saver_->wait();
+  if (!saved) return std::nullopt;
+  return fmt::format("saved {} in {:.3f} s", saved->path, saved->seconds);
+}
+
+std::optional<std::string> TrainingRun::finished_save() {
+  // A failure is for all ranks to throw at one place.
+  return saver_ && saver_->ended() && !saver_->failed() ? finish_save() : std::nullopt;
+}
+
+std::optional<std::string> TrainingRun::export_weights() {
+  if (!recipe_.checkpoint.export_folder) return std::nullopt;
+  const checkpoint::State state =
+      checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::save);
+  checkpoint::export_model(context_.communicator(), *recipe_.checkpoint.export_folder, state.model,
+                           {.dtype = recipe_.checkpoint.dtype,
+                            .max_file_size = recipe_.checkpoint.max_file_size,
+                            .files = files_beside_weights(),
+                            .stall_timeout = stall_timeout(recipe_)});
+  return "exported the weights to " + *recipe_.checkpoint.export_folder;
 }
 
 }  // namespace tessera::cli
