@@ -32,20 +32,21 @@ struct AsyncSaver::State {
         optimizer(own_optimizer),
         communicator(own_context.communicator().duplicate("asynchronous save")) {}
 
-  Saved run(checkpoint::SaveJob job);
+  Finished run(checkpoint::SaveJob job);
 
   Context context;
   const ShardedModel& model;
   optim::Optimizer& optimizer;
   std::shared_ptr<comm::Communicator> communicator;
   checkpoint::Snapshot snapshot;
+  checkpoint::Line line;  // of the saves before
   std::atomic<bool> failed{false};
   std::atomic<bool> ended{false};
-  std::future<Saved> flight;  // the first to go, and to be waited for
+  std::future<Finished> flight;  // the first to go, and to be waited for
 };
 
 // On the save's thread.
-AsyncSaver::Saved AsyncSaver::State::run(checkpoint::SaveJob job) {
+AsyncSaver::Finished AsyncSaver::State::run(checkpoint::SaveJob job) {
   struct Ended {
     State& state;
     ~Ended() {
@@ -59,9 +60,9 @@ AsyncSaver::Saved AsyncSaver::State::run(checkpoint::SaveJob job) {
   const Device device = context.device();
   backend_of(device.type).bind_thread(device);
   snapshot.await();
-  std::string path = checkpoint::run_save(*communicator, std::move(job));
+  checkpoint::Saved saved = checkpoint::run_save(*communicator, std::move(job));
   failed.store(false);
-  return {std::move(path), seconds_since(begin)};
+  return {std::move(saved), seconds_since(begin)};
 }
 
 AsyncSaver::AsyncSaver(const Context& context, const ShardedModel& model,
@@ -94,23 +95,30 @@ bool AsyncSaver::failed() const {
   return ended() && state_->failed.load();
 }
 
-std::optional<AsyncSaver::Saved> AsyncSaver::wait() {
+std::optional<AsyncSaver::Finished> AsyncSaver::wait() {
   if (!in_flight()) return std::nullopt;
   const comm::OutsideWait the_save(state_->context.communicator());
-  return state_->flight.get();
+  Finished finished = state_->flight.get();
+  state_->line = finished.saved.line;
+  return finished;
 }
 
-AsyncSaver::Pause AsyncSaver::save(const std::string& folder, const SaveOptions& options) {
+AsyncSaver::Pause AsyncSaver::save(const std::string& folder, const SaveOptions& wanted) {
   Pause pause;
   const auto asked = Clock::now();
   (void)wait();
   pause.waited_seconds = seconds_since(asked);
+  SaveOptions options = wanted;
+  if (options.line.run.empty() && options.line.parent.empty()) {
+    const std::string launch = std::move(options.line.launch);
+    options.line = state_->line;
+    if (!launch.empty()) options.line.launch = launch;
+  }
   const auto begin = Clock::now();
   const checkpoint::State state = state_to_save(state_->model, state_->optimizer, options);
   try {
     checkpoint::SaveJob job = checkpoint::step_job(
-        folder, options.step, state_->snapshot.take(state, state_->context.device()),
-        file_options(options));
+        folder, options.step, state_->snapshot.take(state, state_->context.device()), options);
     job.after_reading = state_->snapshot.release();
     state_->ended.store(false);
     checkpoint::SystemCalls& calls = checkpoint::system_calls();

@@ -39,7 +39,8 @@ class AsyncSaver {
     double waited_seconds = 0;  // for the save before
     double copied_seconds = 0;  // for the copy
   };
-  // Collective. Throws what the save before failed with, on every rank alike.
+  // Collective. Throws what the save before failed with, on every rank alike. With a default
+  // `line` in the options, it belongs to the run of this saver's saves before.
   Pause save(const std::string& folder, const SaveOptions& options = {});
 
   [[nodiscard]] bool in_flight() const;
@@ -49,13 +50,13 @@ class AsyncSaver {
   // Whether it has ended with a failure.
   [[nodiscard]] bool failed() const;
 
-  struct Saved {
-    std::string path;    // DIR/step-N
+  struct Finished {
+    checkpoint::Saved saved;
     double seconds = 0;  // that it took behind the training's back
   };
-  // Collective in its outcome: of one save, all ranks get the path or the same Error. None in
+  // Collective in its outcome: of one save, all ranks get the same, or the same Error. None in
   // flight: nothing.
-  std::optional<Saved> wait();
+  std::optional<Finished> wait();
 
  private:
   struct State;

@@ -1,8 +1,8 @@
 // Saving, finding, verifying and loading checkpoints. docs/checkpoint-format.md has the bytes.
 //
 // A save writes into DIR/step-N.partial-<id>/, fsyncs, writes manifest.json (sizes, XXH3 of every
-// chunk, layout, save id), renames to DIR/step-N/, fsyncs DIR, then updates DIR/latest and applies
-// retention. Readers take committed steps only.
+// chunk, layout, save id, lineage), renames to DIR/step-N/, fsyncs DIR, then updates DIR/latest and
+// applies retention. Readers take committed steps only.
 //
 // Paths are strings, which a std::filesystem::path becomes and makes by itself: <filesystem> is a
 // sixth of what a user's file paid for the library's headers.
@@ -13,8 +13,10 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "checkpoint/line.h"
 #include "checkpoint/state.h"
 #include "sharding/comm/communicator.h"
 
@@ -25,12 +27,21 @@ enum class StateDictType : std::uint8_t {
   sharded,  // model-rank-RRRRR-of-WWWWW.safetensors per rank, and likewise optimizer
 };
 
+}  // namespace tessera::checkpoint
+
+namespace tessera {
+
 struct SaveOptions {
-  StateDictType type = StateDictType::full;
+  std::int64_t step = 0;
+  checkpoint::StateDictType type = checkpoint::StateDictType::full;
   DType model_dtype = DType::float32;  // of the model's floating tensors in the file
-  int keep = 0;                        // committed steps to keep; 0: all
+  int keep = 0;                        // committed steps of this run to keep, the newest; 0: all
+  Scalars scalars = {};                // whatever the program wants back, the same on every rank
   std::map<std::string, std::string> files =
-      {};  // extra small files by name (config.json ...), from rank 0
+      {};                            // extra small files by name (config.json ...), from rank 0
+  checkpoint::Line line = {};        // which run the step belongs to
+  std::optional<double> score = {};  // validation loss: the lower the better
+  int keep_best = 0;  // retention leaves the steps with the lowest scores, beside the newest
   // FULL: what is more goes into numbered files with an index, as Hugging Face has it; 0: one file.
   std::uint64_t max_file_size = 0;
   // A disk that is slow ends no save; one of which no call comes back for so long does, by name.
@@ -38,23 +49,46 @@ struct SaveOptions {
   std::chrono::milliseconds stall_timeout{300'000};
 };
 
+}  // namespace tessera
+
+namespace tessera::checkpoint {
+
+struct Saved {
+  std::string path;  // DIR/step-N
+  Line line;         // for what is saved next: this save is its parent
+  // A line for each trouble that has not cost the step: something old that could not be removed, a
+  // lock that is weaker than it should be, another run's step that had this name.
+  std::vector<std::string> warnings;
+};
+
 // Collective. All ranks return, or all throw the same Error(checkpoint) that names the rank, file
 // and cause; the previous checkpoint is intact in that case and the partial folder is removed where
-// possible. Returns DIR/step-N.
-std::string save(comm::Communicator& communicator, const std::string& dir, std::int64_t step,
-                 const State& state, const SaveOptions& options);
+// possible. The step and the scalars are those given here and in `state`, not the options'.
+Saved save(comm::Communicator& communicator, const std::string& dir, std::int64_t step,
+           const State& state, const SaveOptions& options);
 
 struct Found {
   std::string path;  // a committed step folder
   std::int64_t step = 0;
-  std::vector<std::string>
-      skipped;  // a line for each newer one that was passed over, with the reason
+  Line line;  // for what is saved next, when training goes on from here
+  // A line for each newer one of the run that was passed over, with the reason, and for each that
+  // could not be read at all.
+  std::vector<std::string> skipped;
+  std::vector<std::string> others;  // a line for each other run that has steps in DIR
 };
 
-// The newest committed step of DIR that verifies (ordered by step number, never by time), or none
-// when DIR has no step at all. Steps that are all damaged are an Error(checkpoint) with the
-// reasons. Collective: rank 0 looks, the ranks share the verification, all agree.
-std::optional<Found> find_latest(comm::Communicator& communicator, const std::string& dir);
+// Which run of a folder is looked at.
+struct Search {
+  std::string launch = {};  // the one that this launch saved last; empty: the one saved last
+};
+
+// The newest committed step that verifies, of the run that was saved last (by a number that grows
+// with every commit in DIR, never by time), then of the run that it came from; or none when DIR has
+// no such run. A run whose steps are all damaged is an Error(checkpoint) with the reasons; so is a
+// step that cannot be read (EACCES, EIO, ESTALE ...), since that says nothing about what is stored.
+// Collective: rank 0 looks, the ranks share the verification, all agree.
+std::optional<Found> find_latest(comm::Communicator& communicator, const std::string& dir,
+                                 const Search& search = {});
 
 // Every file present, of its size, every chunk's checksum right. Throws Error(checkpoint) naming
 // file, offset and tensor.
@@ -65,7 +99,7 @@ Scalars read_scalars(const std::string& step_folder);
 
 // Collective. Fills the pieces of `state` (names, shapes and pieces given; scalars are filled) from
 // a step folder of any world size and either type. Missing, unexpected and mis-shaped tensors are
-// one Error(checkpoint) that lists them all. Bytes that are read are verified.
+// one Error(checkpoint) that lists them. Bytes that are read are verified.
 enum class LoadParts : std::uint8_t {
   everything,
   model_only
@@ -73,9 +107,30 @@ enum class LoadParts : std::uint8_t {
 void load(comm::Communicator& communicator, const std::string& step_folder, State& state,
           LoadParts parts = LoadParts::everything);
 
+// find_latest and load in one, reading every byte once: what turns out to be damaged while it is
+// loaded is passed over, and the next older step is loaded over it. What does not fit is an Error
+// and no reason to fall back.
+std::optional<Found> load_latest(comm::Communicator& communicator, const std::string& dir,
+                                 State& state, LoadParts parts = LoadParts::everything,
+                                 const Search& search = {});
+
+// Where the saves of a run that begins now belong, and what it should be told of the folder.
+struct Start {
+  Line line;
+  std::vector<std::string> others;
+};
+// Collective. `from` is the step folder whose state training goes on from, or empty: anew. The run
+// goes on with the step's own when that is the last of its run in DIR; else it is a new one.
+Start start_line(comm::Communicator& communicator, const std::string& dir,
+                 const std::string& from = {});
+
+// Whether a tensor's name is the pattern's, in which '#' stands for one or more decimal digits and
+// everything else for itself.
+bool matches_name(std::string_view pattern, std::string_view name);
+
 // Fills pieces from a plain Hugging Face folder (model.safetensors, or numbered files + index).
 // `rename` maps a logical name to the names it may have in the files, tried in order. Unexpected
-// names that match none of `ignored` (ECMAScript regexes) are errors.
+// names that match none of `ignored` (matches_name()) are errors.
 void load_hugging_face(const std::string& folder, std::vector<LogicalTensor>& tensors,
                        const std::vector<std::string>& ignored,
                        std::vector<std::string> (*rename)(const std::string& name));

@@ -78,7 +78,10 @@ class WorkThread {
   ~WorkThread() {
     if (!thread_.joinable()) return;
     work_->watch.cancel();
-    if (rule_.may_abandon && stalled_) return thread_.detach();  // in the kernel, for good
+    if (rule_.may_abandon && stalled_) {  // it is in the kernel, for good
+      thread_.detach();
+      return;
+    }
     if (rule_.may_abandon && rule_.timeout.count() > 0) {
       std::unique_lock lock(work_->mutex);
       if (!work_->ended.wait_for(lock, rule_.timeout, [&] { return work_->outcome.has_value(); })) {

@@ -47,6 +47,9 @@ ssize_t DiskWatch::pwrite(int fd, const void* data, std::size_t bytes, off_t off
 int DiskWatch::ftruncate(int fd, off_t bytes) {
   return watched("ftruncate", fd, [&] { return calls_.ftruncate(fd, bytes); });
 }
+int DiskWatch::fallocate(int fd, off_t bytes) {
+  return watched("fallocate", fd, [&] { return calls_.fallocate(fd, bytes); });
+}
 int DiskWatch::fsync(int fd) {
   return watched("fsync", fd, [&] { return calls_.fsync(fd); });
 }

@@ -26,6 +26,7 @@ class DiskWatch final : public SystemCalls {
   ssize_t pread(int fd, void* data, std::size_t bytes, off_t offset) override;
   ssize_t pwrite(int fd, const void* data, std::size_t bytes, off_t offset) override;
   int ftruncate(int fd, off_t bytes) override;
+  int fallocate(int fd, off_t bytes) override;
   int fsync(int fd) override;
   int sync_range(int fd, off_t offset, off_t bytes, unsigned flags) override;
   int close(int fd) override;

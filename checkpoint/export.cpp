@@ -68,17 +68,18 @@ class ExportDestination final : public Destination {
     owns_partial_ = true;
   }
 
-  void commit(Manifest) override {
+  std::string commit(Manifest) override {
     sync_folder(partial_);
     std::error_code error;
     if (fs::is_directory(fs::symlink_status(folder_, error))) {
       owns_partial_ = false;
-      replace_folder(partial_, folder_);
-      return;
+      remove_tree(exchange_folders(partial_, folder_, fs::path(partial_.string() + ".old")));
+      return {};
     }
     rename_path(partial_, folder_);
     owns_partial_ = false;
     sync_folder(folder_.parent_path().empty() ? fs::path(".") : folder_.parent_path());
+    return {};
   }
 
   std::string roll_back() noexcept override {
@@ -106,7 +107,7 @@ void ExportDestination::remove_leftovers(const fs::path& above) const {
   for (fs::directory_iterator entry(above, error), end; !error && entry != end;
        entry.increment(error)) {
     const std::string name = entry->path().filename();
-    if (name.starts_with(start) && name.size() == start.size() + 16) remove_tree(entry->path());
+    if (name.starts_with(start)) remove_tree(entry->path());
   }
 }
 

@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "checkpoint/failure.h"
 #include "kernels/base/error.h"
 
 namespace tessera::checkpoint {
@@ -28,6 +29,9 @@ ssize_t SystemCalls::pwrite(int fd, const void* data, std::size_t bytes, off_t o
 }
 int SystemCalls::ftruncate(int fd, off_t bytes) {
   return ::ftruncate(fd, bytes);
+}
+int SystemCalls::fallocate(int fd, off_t bytes) {
+  return ::fallocate(fd, 0, 0, bytes);
 }
 int SystemCalls::fsync(int fd) {
   return ::fsync(fd);
@@ -81,8 +85,15 @@ auto uninterrupted(Call&& call) {
   } else if (error_number == EACCES || error_number == EPERM || error_number == EROFS) {
     way_out = "; choose a folder that this user may write";
   }
-  fail(ErrorCode::checkpoint, "cannot {} '{}': {}{}", action, path.string(),
-       describe_errno(call, error_number), way_out);
+  const std::string text = fmt::format("cannot {} '{}': {}{}", action, path.string(),
+                                       describe_errno(call, error_number), way_out);
+  throw SystemFailure(error_number, text);
+}
+
+// What stands where a file of a checkpoint should be is none: damage, and no failure of the system.
+bool says_no_file(int error_number) {
+  return error_number == ENOENT || error_number == ENOTDIR || error_number == ELOOP ||
+         error_number == ENXIO || error_number == EISDIR;
 }
 
 constexpr mode_t file_mode = 0666;  // less what umask takes
@@ -104,7 +115,13 @@ ScopedSystemCalls::~ScopedSystemCalls() {
 File::File(std::filesystem::path path, int flags) : path_(std::move(path)) {
   fd_ = uninterrupted(
       [&] { return system_calls().open(path_.c_str(), flags | O_CLOEXEC, file_mode); });
-  if (fd_ == -1) fail_io((flags & O_CREAT) != 0 ? "create" : "open", path_, "open");
+  if (fd_ != -1) return;
+  const bool creates = (flags & O_CREAT) != 0;
+  if (!creates && says_no_file(errno)) {
+    fail(ErrorCode::checkpoint, "cannot open '{}': {}", path_.string(),
+         describe_errno("open", errno));
+  }
+  fail_io(creates ? "create" : "open", path_, "open");
 }
 
 File File::open_for_reading(const std::filesystem::path& path) {
@@ -124,7 +141,7 @@ File File::create(const std::filesystem::path& path) {
 }
 
 File File::create_or_truncate(const std::filesystem::path& path) {
-  return File(path, O_RDWR | O_CREAT | O_TRUNC);
+  return File(path, O_RDWR | O_CREAT | O_TRUNC | O_NOFOLLOW);
 }
 
 File::File(File&& other) noexcept
@@ -186,6 +203,15 @@ void File::write_at(std::uint64_t offset, const void* data, std::size_t bytes) {
 }
 
 void File::resize(std::uint64_t bytes) {
+  // Space is taken before the first byte is written where the file system can: a full disk is seen
+  // now, and the file lies in one piece. Elsewhere the file is sparse.
+  if (bytes > 0 && uninterrupted([&] {
+                     return system_calls().fallocate(fd_, static_cast<off_t>(bytes));
+                   }) == -1) {
+    if (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL) {
+      fail_io(fmt::format("reserve {} bytes for", bytes), path_, "fallocate");
+    }
+  }
   if (uninterrupted([&] { return system_calls().ftruncate(fd_, static_cast<off_t>(bytes)); }) ==
       -1) {
     fail_io(fmt::format("set to {} bytes", bytes), path_, "ftruncate");
@@ -225,10 +251,13 @@ void File::close() {
   if (system_calls().close(fd) == -1 && errno != EINTR) fail_io("close", path_, "close");
 }
 
-bool File::try_lock() {
-  if (uninterrupted([&] { return system_calls().flock(fd_, LOCK_EX | LOCK_NB); }) == 0) return true;
-  if (errno != EWOULDBLOCK) fail_io("lock", path_, "flock");
-  return false;
+File::Lock File::try_lock() {
+  if (uninterrupted([&] { return system_calls().flock(fd_, LOCK_EX | LOCK_NB); }) == 0) {
+    return Lock::taken;
+  }
+  if (errno == EWOULDBLOCK) return Lock::held;
+  if (errno == ENOLCK || errno == ENOSYS || errno == EOPNOTSUPP) return Lock::unsupported;
+  fail_io("lock", path_, "flock");
 }
 
 }  // namespace tessera::checkpoint

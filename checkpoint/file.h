@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tessera::checkpoint {
 
@@ -22,6 +23,7 @@ class SystemCalls {
   virtual ssize_t pread(int fd, void* data, std::size_t bytes, off_t offset);
   virtual ssize_t pwrite(int fd, const void* data, std::size_t bytes, off_t offset);
   virtual int ftruncate(int fd, off_t bytes);
+  virtual int fallocate(int fd, off_t bytes);  // from the file's first byte on
   virtual int fsync(int fd);
   // sync_file_range
   virtual int sync_range(int fd, off_t offset, off_t bytes, unsigned flags);
@@ -50,13 +52,15 @@ class ScopedSystemCalls {
   SystemCalls* previous_;
 };
 
-// An open regular file. Every failure is an Error(checkpoint) with the path, the offset and errno.
+// An open regular file. Every failure is a SystemFailure (checkpoint/failure.h) with the path, the
+// offset and errno; a file to read that is not there or too short is damage, a plain
+// Error(checkpoint).
 class File {
  public:
   static File open_for_reading(const std::filesystem::path& path);
-  static File open_for_writing(const std::filesystem::path& path);  // it exists
-  static File create(const std::filesystem::path& path);            // it does not
-  static File create_or_truncate(const std::filesystem::path& path);
+  static File open_for_writing(const std::filesystem::path& path);    // it exists
+  static File create(const std::filesystem::path& path);              // it does not
+  static File create_or_truncate(const std::filesystem::path& path);  // never through a link
 
   File(File&& other) noexcept;
   File& operator=(File&& other) noexcept;
@@ -65,6 +69,7 @@ class File {
   // All bytes or an Error; reading past the end says that the file is truncated.
   void read_at(std::uint64_t offset, void* data, std::size_t bytes) const;
   void write_at(std::uint64_t offset, const void* data, std::size_t bytes);
+  // With its space reserved where the file system can.
   void resize(std::uint64_t bytes);
   // Returns when the contents are durable. A failure is final: the kernel may have dropped the
   // pages it could not write, so that a second fsync would succeed and lie.
@@ -75,8 +80,10 @@ class File {
   void await_writeback(std::uint64_t offset, std::uint64_t bytes);
   // Reports what the destructor could not.
   void close();
-  // Takes an exclusive lock that ends with the file; false when another holder has it.
-  bool try_lock();
+  enum class Lock : std::uint8_t { taken, held, unsupported };
+  // Takes an exclusive lock that ends with the file. Held: by another. Unsupported: the file system
+  // has no flock.
+  Lock try_lock();
 
   [[nodiscard]] std::uint64_t size() const;
   [[nodiscard]] const std::filesystem::path& path() const { return path_; }
@@ -96,9 +103,16 @@ void sync_folder(const std::filesystem::path& folder);
 void create_folders(const std::filesystem::path& folder);
 void create_folder(const std::filesystem::path& folder);
 void rename_path(const std::filesystem::path& from, const std::filesystem::path& to);
-// Puts `fresh` in the place of `old` and removes the old one. With one atomic exchange where the
-// file system has it; elsewhere with two renames, between which neither is at `old`.
-void replace_folder(const std::filesystem::path& fresh, const std::filesystem::path& old);
+// Puts `fresh` in the place of `old` and returns where the old one is now: under the fresh one's
+// name where the file system exchanges names atomically; elsewhere `aside`, by two renames, between
+// which neither is at `old`. Nothing has moved when it throws.
+std::filesystem::path exchange_folders(const std::filesystem::path& fresh,
+                                       const std::filesystem::path& old,
+                                       const std::filesystem::path& aside);
+// The names in a folder, sorted.
+std::vector<std::string> names_in_folder(const std::filesystem::path& folder);
+// Whether it is there; SystemFailure when that cannot be found out.
+bool path_exists(const std::filesystem::path& path);
 // A folder with all below it; links are removed, not followed.
 void remove_tree(const std::filesystem::path& path);
 // A new file with these contents, durable.

@@ -2,10 +2,13 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <exception>
 #include <utility>
 #include <vector>
 
+#include "checkpoint/failure.h"
 #include "checkpoint/file.h"
 #include "kernels/base/error.h"
 
@@ -17,8 +20,8 @@ namespace fs = std::filesystem;
 
 [[noreturn]] void fail_path(std::string_view action, const fs::path& path, const char* call,
                             int error_number) {
-  fail(ErrorCode::checkpoint, "cannot {} '{}': {}", action, path.string(),
-       describe_errno(call, error_number));
+  throw SystemFailure(error_number, fmt::format("cannot {} '{}': {}", action, path.string(),
+                                                describe_errno(call, error_number)));
 }
 
 fs::path parent_of(const fs::path& path) {
@@ -87,21 +90,44 @@ void rename_path(const fs::path& from, const fs::path& to) {
   }
 }
 
-void replace_folder(const fs::path& fresh, const fs::path& old) {
+fs::path exchange_folders(const fs::path& fresh, const fs::path& old, const fs::path& aside) {
   if (system_calls().exchange(fresh.c_str(), old.c_str()) == 0) {
-    sync_folder(parent_of(old));
-    remove_tree(fresh);  // the old one, under the fresh one's name
-    return;
+    return fresh;
   }
   if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP) {
     fail_path(fmt::format("exchange '{}' with", fresh.string()), old, "renameat2", errno);
   }
-  fs::path aside = old;
-  aside += ".removed-0000000000000000";
   rename_path(old, aside);
-  rename_path(fresh, old);
-  sync_folder(parent_of(old));
-  remove_tree(aside);
+  try {
+    rename_path(fresh, old);
+  } catch (const Error& error) {
+    if (system_calls().rename(aside.c_str(), old.c_str()) == 0) throw;
+    throw SystemFailure(
+        errno, fmt::format("{}; what was there is complete in '{}'", error.what(), aside.string()));
+  }
+  return aside;
+}
+
+std::vector<std::string> names_in_folder(const fs::path& folder) {
+  std::error_code error;
+  fs::directory_iterator entries(folder, error);
+  std::vector<std::string> names;
+  while (!error && entries != fs::directory_iterator()) {
+    names.push_back(entries->path().filename());
+    entries.increment(error);
+  }
+  if (error) fail_path("list", folder, "readdir", error.value());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+bool path_exists(const fs::path& path) {
+  std::error_code error;
+  const bool there = fs::exists(path, error);
+  if (error && error != std::errc::not_a_directory) {
+    fail_path("look at", path, "stat", error.value());
+  }
+  return there;
 }
 
 void remove_tree(const fs::path& path) {
@@ -112,11 +138,7 @@ void remove_tree(const fs::path& path) {
     if (system_calls().unlink(path.c_str()) == -1) fail_path("remove", path, "unlink", errno);
     return;
   }
-  fs::directory_iterator entries(path, error);
-  if (error) fail_path("list folder", path, "opendir", error.value());
-  std::vector<fs::path> children;
-  for (const fs::directory_entry& entry : entries) children.push_back(entry.path());
-  for (const fs::path& child : children) remove_tree(child);
+  for (const std::string& child : names_in_folder(path)) remove_tree(path / child);
   if (system_calls().rmdir(path.c_str()) == -1) fail_path("remove folder", path, "rmdir", errno);
 }
 

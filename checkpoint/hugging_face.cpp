@@ -6,11 +6,11 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <regex>
 #include <set>
 #include <utility>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/failure.h"
 #include "checkpoint/json.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
@@ -26,7 +26,7 @@ using nlohmann::json;
 
 constexpr const char* single_name = "model.safetensors";
 constexpr const char* index_name = "model.safetensors.index.json";
-constexpr std::uint64_t index_limit = std::uint64_t{1} << 30;
+constexpr std::uint64_t index_limit = std::uint64_t{64} << 20;
 
 // Where each tensor of the folder is. Files stay open: there are tens of them at most.
 struct Folder {
@@ -57,6 +57,9 @@ Index read_index(const fs::path& path) {
                 ErrorCode::checkpoint, "'{}' has no weight_map, or an empty one", path.string());
   Index index;
   for (const auto& [name, file] : whole.at("weight_map").items()) {
+    TESSERA_CHECK(name.size() <= tensor_name_limit, ErrorCode::checkpoint,
+                  "'{}': a tensor's name has {} bytes, the limit is {}", path.string(), name.size(),
+                  tensor_name_limit);
     TESSERA_CHECK(file.is_string() && is_plain_name(file.get<std::string>()), ErrorCode::checkpoint,
                   "'{}': the file of tensor '{}' is {}, not a plain file name", path.string(), name,
                   file.dump());
@@ -144,6 +147,19 @@ void read_pieces(LogicalTensor& tensor, const SafetensorsFile& file, const Tenso
 
 }  // namespace
 
+bool matches_name(std::string_view pattern, std::string_view name) {
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < pattern.size(); ++i) {
+    if (at == name.size() || (pattern[i] == '#' ? !is_digit(name[at]) : pattern[i] != name[at])) {
+      return false;
+    }
+    ++at;
+    while (pattern[i] == '#' && at < name.size() && is_digit(name[at])) ++at;
+  }
+  return at == name.size();
+}
+
 void load_hugging_face(const std::string& folder, std::vector<LogicalTensor>& tensors,
                        const std::vector<std::string>& ignored,
                        std::vector<std::string> (*rename)(const std::string& name)) {
@@ -172,17 +188,16 @@ void load_hugging_face(const std::string& folder, std::vector<LogicalTensor>& te
                                      name_of(tensor.dtype)));
     }
   }
-  std::vector<std::regex> patterns(ignored.begin(), ignored.end());
   for (const auto& present : opened.tensors) {
     const std::string& name = present.first;
     const bool known = used.contains(name) ||
-                       std::any_of(patterns.begin(), patterns.end(),
-                                   [&](const std::regex& p) { return std::regex_match(name, p); });
+                       std::any_of(ignored.begin(), ignored.end(),
+                                   [&](const std::string& p) { return matches_name(p, name); });
     if (!known) problems.push_back(fmt::format("unexpected tensor '{}'", name));
   }
   TESSERA_CHECK(problems.empty(), ErrorCode::checkpoint,
                 "the weights in '{}' do not fit the model: {}; check the folder's config.json",
-                folder, fmt::join(problems, "; "));
+                folder, join_some(problems));
   Staging staging;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     read_pieces(tensors[i], *sources[i].first, *sources[i].second, staging);

@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <set>
 #include <utility>
 
+#include "checkpoint/file.h"
 #include "checkpoint/json.h"
 #include "checkpoint/scalars_json.h"
 #include "kernels/base/error.h"
@@ -20,7 +22,7 @@ using nlohmann::json;
 constexpr const char* format_name = "tessera-checkpoint";
 constexpr int format_version = 2;
 constexpr int oldest_version = 1;  // whose files have no cuts
-constexpr std::uint64_t manifest_limit = std::uint64_t{1} << 30;
+constexpr std::uint64_t manifest_limit = std::uint64_t{64} << 20;
 
 json to_json(const Section& section, StateDictType type) {
   json out{{"files", section.files}};
@@ -127,6 +129,33 @@ Section section_from_json(const json& in, const Manifest& manifest) {
   return section;
 }
 
+json to_json(const Lineage& lineage) {
+  json out{{"run", lineage.run}, {"commit", lineage.commit}};
+  if (!lineage.launch.empty()) out["launch"] = lineage.launch;
+  if (!lineage.parent.empty()) {
+    out["parent"] = lineage.parent;
+    out["parent_commit"] = lineage.parent_commit;
+  }
+  return out;
+}
+
+Lineage lineage_from_json(const json& in) {
+  Lineage lineage;
+  lineage.run = in.at("run").get<std::string>();
+  lineage.launch = in.value("launch", std::string());
+  lineage.commit = in.at("commit").get<std::int64_t>();
+  if (in.contains("parent")) {
+    lineage.parent = in.at("parent").get<std::string>();
+    lineage.parent_commit = in.at("parent_commit").get<std::int64_t>();
+  }
+  // They become names of folders.
+  TESSERA_CHECK(is_hex_id(lineage.run) && (lineage.launch.empty() || is_hex_id(lineage.launch)) &&
+                    (lineage.parent.empty() || is_hex_id(lineage.parent)),
+                ErrorCode::checkpoint,
+                "run, launch and parent must be of 16 hexadecimal digits each");
+  return lineage;
+}
+
 Manifest from_json(const json& in) {
   const auto format = in.at("format").get<std::string>();
   TESSERA_CHECK(format == format_name, ErrorCode::checkpoint, "format is '{}', not '{}'", format,
@@ -149,6 +178,8 @@ Manifest from_json(const json& in) {
   manifest.model = section_from_json(in.at("model"), manifest);
   manifest.optimizer = section_from_json(in.at("optimizer"), manifest);
   manifest.scalars = to_scalars(in.at("scalars"));
+  if (in.contains("lineage")) manifest.lineage = lineage_from_json(in.at("lineage"));
+  if (in.contains("score")) manifest.score = in.at("score").get<double>();
   return manifest;
 }
 
@@ -179,9 +210,16 @@ std::string to_text(const Manifest& manifest) {
             {"files", std::move(files)},
             {"model", to_json(manifest.model, manifest.type)},
             {"optimizer", to_json(manifest.optimizer, manifest.type)},
-            {"scalars", json_of(manifest.scalars)}};
+            {"scalars", json_of(manifest.scalars)},
+            {"lineage", to_json(manifest.lineage)}};
+  if (manifest.score && std::isfinite(*manifest.score)) body["score"] = *manifest.score;
   const std::string sum = to_hex(checksum(body.dump()));
-  return json{{"manifest", std::move(body)}, {"xxh3", sum}}.dump(1) + '\n';
+  std::string text = json{{"manifest", std::move(body)}, {"xxh3", sum}}.dump(1) + '\n';
+  TESSERA_CHECK(text.size() <= manifest_limit, ErrorCode::checkpoint,
+                "the manifest of step {} would have {} bytes, more than the {} that a reader "
+                "accepts; save fewer or smaller files",
+                manifest.step, text.size(), manifest_limit);
+  return text;
 }
 
 Manifest parse_manifest(std::string_view text, const std::string& source) {
@@ -202,8 +240,7 @@ Manifest parse_manifest(std::string_view text, const std::string& source) {
 
 Manifest read_manifest(const std::filesystem::path& step_folder) {
   const std::filesystem::path path = step_folder / manifest_name;
-  std::error_code error;
-  TESSERA_CHECK(std::filesystem::exists(path, error), ErrorCode::checkpoint,
+  TESSERA_CHECK(path_exists(path), ErrorCode::checkpoint,
                 "'{}' has no {}: it is not a committed checkpoint", step_folder.string(),
                 manifest_name);
   return parse_manifest(read_file(path, manifest_limit), path.string());
@@ -215,6 +252,10 @@ std::string piece_name(const std::string& tensor, std::int64_t first) {
 
 std::string to_hex(std::uint64_t value) {
   return fmt::format("{:016x}", value);
+}
+
+bool is_hex_id(std::string_view text) {
+  return text.size() == 16 && text.find_first_not_of("0123456789abcdef") == text.npos;
 }
 
 bool is_plain_name(const std::string& name) {

@@ -4,12 +4,14 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/checksum.h"
+#include "checkpoint/lineage.h"
 #include "checkpoint/safetensors.h"
 
 namespace tessera::checkpoint {
@@ -39,18 +41,23 @@ struct Manifest {
   std::vector<FileRecord> files;  // every file of the folder but the manifest
   Section model, optimizer;
   Scalars scalars;
+  Lineage lineage;              // of a manifest without one: commit 0 of the unnamed run
+  std::optional<double> score;  // the lower the better: validation loss
 
   [[nodiscard]] const FileRecord& file(const std::string& name) const;
 };
 
+// Throws Error(checkpoint) when it would be larger than a reader accepts.
 std::string to_text(const Manifest& manifest);
 // Throws Error(checkpoint) that begins with `source`.
 Manifest parse_manifest(std::string_view text, const std::string& source);
+// SystemFailure when the file cannot be read.
 Manifest read_manifest(const std::filesystem::path& step_folder);
 
 // The name of a piece in a sharded file.
 std::string piece_name(const std::string& tensor, std::int64_t first);
 std::string to_hex(std::uint64_t value);
+bool is_hex_id(std::string_view text);  // 16 lower-case hexadecimal digits
 // A file's own name, without folders, not "." or "..".
 bool is_plain_name(const std::string& name);
 

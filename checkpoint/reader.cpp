@@ -1,15 +1,13 @@
-// load(), and everything that only looks: read_scalars, verify, find_latest.
+// load(), and what only looks at one step: read_scalars, verify.
 #include <fmt/format.h>
 #include <algorithm>
-#include <exception>
-#include <optional>
 #include <utility>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/collective.h"
-#include "checkpoint/commit.h"
+#include "checkpoint/failure.h"
+#include "checkpoint/load_pieces.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/scalars_json.h"
 #include "checkpoint/source.h"
 #include "checkpoint/transfer.h"
 #include "kernels/base/error.h"
@@ -123,7 +121,10 @@ void execute(const fs::path& folder, const Manifest& manifest, ReadsByFile& read
   }
 }
 
-Scalars load_pieces(const fs::path& folder, State& state, LoadParts parts) {
+}  // namespace
+
+Scalars load_pieces(const std::string& step_folder, State& state, LoadParts parts) {
+  const fs::path folder = step_folder;
   const Manifest manifest = read_manifest(folder);
   const bool with_optimizer = parts == LoadParts::everything;
   const Catalogue model = read_catalogue(folder, manifest, manifest.model);
@@ -132,37 +133,17 @@ Scalars load_pieces(const fs::path& folder, State& state, LoadParts parts) {
   std::vector<std::string> problems;
   compare(state.model, model, "model", problems);
   if (with_optimizer) compare(state.optimizer, optimizer, "optimizer", problems);
-  TESSERA_CHECK(problems.empty(), ErrorCode::checkpoint,
-                "the checkpoint does not fit this run: {}; use the configuration it was saved with",
-                fmt::join(problems, "; "));
+  if (!problems.empty()) {
+    throw Misfit(fmt::format(
+        "the checkpoint does not fit this run: {}; use the configuration it was saved with",
+        join_some(problems)));
+  }
   ReadsByFile reads;
   plan_reads(state.model, model, reads);
   if (with_optimizer) plan_reads(state.optimizer, optimizer, reads);
   execute(folder, manifest, reads);
   return manifest.scalars;
 }
-
-// What rank 0 sees in DIR; the other ranks may be on hosts that see it a moment later.
-struct Candidates {
-  std::vector<std::int64_t> steps;     // falling
-  std::vector<std::string> leftovers;  // names of saves that did not finish
-};
-
-std::string list_candidates(const fs::path& dir) {
-  std::error_code error;
-  nlohmann::json out{{"steps", nlohmann::json::array()}, {"leftovers", nlohmann::json::array()}};
-  if (!fs::exists(dir, error) && !error) return out.dump();
-  for (const StepFolder& folder : list_steps(dir)) out["steps"].push_back(folder.step);
-  for (const fs::directory_entry& entry : fs::directory_iterator(dir)) {
-    const std::string name = entry.path().filename();
-    if (is_leftover_name(name) && name.find(".partial-") != std::string::npos) {
-      out["leftovers"].push_back(name);
-    }
-  }
-  return out.dump();
-}
-
-}  // namespace
 
 void load(comm::Communicator& communicator, const std::string& step_folder, State& state,
           LoadParts parts) {
@@ -180,42 +161,6 @@ Scalars read_scalars(const std::string& step_folder) {
 
 void verify(const std::string& step_folder) {
   verify_share(step_folder, 0, 1);
-}
-
-std::optional<Found> find_latest(comm::Communicator& communicator, const std::string& dir) {
-  const std::string doing = fmt::format("looking for checkpoints in '{}'", dir);
-  const auto messages = together(communicator, doing, [&] {
-    return communicator.rank() == 0 ? list_candidates(dir) : std::string();
-  });
-  const auto listed = nlohmann::json::parse(messages.front());
-  Found found;
-  for (const auto& step : listed.at("steps")) {
-    found.step = step.get<std::int64_t>();
-    found.path = fs::path(dir) / step_name(found.step);
-    try {
-      together(communicator, step_name(found.step), [&] {
-        verify_share(found.path, static_cast<std::size_t>(communicator.rank()),
-                     static_cast<std::size_t>(communicator.size()));
-        return std::string();
-      });
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::checkpoint) throw;  // a rank died: not the checkpoint's fault
-      found.skipped.emplace_back(error.what());
-      continue;
-    }
-    for (const auto& name : listed.at("leftovers")) {
-      const auto leftover = name.get<std::string>();
-      const auto step_of = parse_step_name(leftover.substr(0, leftover.find('.')));
-      if (step_of.value_or(-1) > found.step) {
-        found.skipped.push_back(leftover + ": a save that did not finish");
-      }
-    }
-    return found;
-  }
-  TESSERA_CHECK(found.skipped.empty(), ErrorCode::checkpoint,
-                "no checkpoint in '{}' is intact: {}; restore one or start in another folder", dir,
-                fmt::join(found.skipped, "; "));
-  return std::nullopt;
 }
 
 }  // namespace tessera::checkpoint

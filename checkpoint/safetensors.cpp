@@ -49,7 +49,10 @@ std::int64_t element_count(const std::vector<std::int64_t>& shape, std::string_v
 }
 
 std::string describe_shape(const std::vector<std::int64_t>& shape) {
-  return fmt::format("[{}]", fmt::join(shape, ", "));
+  constexpr std::size_t shown = 16;
+  if (shape.size() <= shown) return fmt::format("[{}]", fmt::join(shape, ", "));
+  return fmt::format("[{}, ... of {} dimensions]",
+                     fmt::join(shape.begin(), shape.begin() + shown, ", "), shape.size());
 }
 
 ComposedHeader compose_safetensors_header(const std::vector<TensorSpec>& specs,

@@ -19,6 +19,7 @@
 namespace tessera::checkpoint {
 
 inline constexpr std::uint64_t safetensors_header_limit = 100'000'000;
+inline constexpr std::size_t tensor_name_limit = 4096;  // bytes
 
 // An element type of the format. Some of them have no counterpart here: such tensors are listed,
 // not loaded.

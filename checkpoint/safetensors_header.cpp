@@ -32,8 +32,14 @@ constexpr std::array<StoredDType, 22> stored_dtypes{{
     {"I64", 64, DType::int64},        {"U64", 64, std::nullopt},
 }};
 
+// No more of a foreign text than a message can bear.
+std::string shortened(const std::string& text) {
+  constexpr std::size_t shown = 200;
+  return text.size() <= shown ? text : text.substr(0, shown) + "...";
+}
+
 std::string in_quotes(const std::string& text) {
-  return json(text).dump(-1, ' ', false, json::error_handler_t::replace);
+  return json(shortened(text)).dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 // Follows the events of a header and keeps what they say; offsets are still relative to the data.
@@ -76,6 +82,10 @@ class HeaderEvents final : public json::json_sax_t {
   }
 
   bool key(string_t& name) override {
+    if (name.size() > tensor_name_limit) {
+      return refuse(fmt::format("the name {} has {} bytes, the limit is {}", in_quotes(name),
+                                name.size(), tensor_name_limit));
+    }
     if (place_ == Place::root) {
       if (name.find('\0') != std::string::npos) {
         return refuse(fmt::format("the name {} has a NUL character", in_quotes(name)));
@@ -146,8 +156,8 @@ class HeaderEvents final : public json::json_sax_t {
   }
 
   bool parse_error(std::size_t byte, const std::string& token, const json::exception&) override {
-    return refuse(
-        fmt::format("not valid JSON at byte {}{}{}", byte, token.empty() ? "" : ", near ", token));
+    return refuse(fmt::format("not valid JSON at byte {}{}{}", byte, token.empty() ? "" : ", near ",
+                              shortened(token)));
   }
 
  private:

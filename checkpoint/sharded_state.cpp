@@ -29,6 +29,23 @@ LogicalTensor logical(const std::string& name, const ShardedParameter& parameter
 
 constexpr const char* step_counts_key = "optimizer_step_counts";
 
+void take_step_counts(const Scalars& scalars, const std::string& step_folder,
+                      optim::Optimizer& optimizer) {
+  const nlohmann::json& values = json_of(scalars);
+  const auto found = values.find(step_counts_key);
+  TESSERA_CHECK(
+      found != values.end() && found->is_object(), ErrorCode::checkpoint,
+      "{}: the manifest's scalars have no {}; the checkpoint was not written by tessera::save",
+      step_folder, step_counts_key);
+  std::vector<std::int64_t> steps;
+  for (const auto& parameter : optimizer.parameters()) {
+    TESSERA_CHECK(found->contains(parameter.name), ErrorCode::checkpoint,
+                  "{}: no optimizer step count for {}", step_folder, parameter.name);
+    steps.push_back(found->at(parameter.name).get<std::int64_t>());
+  }
+  optimizer.set_step_counts(std::move(steps));
+}
+
 }  // namespace
 
 State state_of(const ShardedModel& model, optim::Optimizer* optimizer, Direction direction) {
@@ -73,39 +90,40 @@ checkpoint::State state_to_save(const ShardedModel& model, optim::Optimizer& opt
   return state;
 }
 
-checkpoint::SaveOptions file_options(const SaveOptions& options) {
-  return {.type = options.type,
-          .model_dtype = options.model_dtype,
-          .keep = options.keep,
-          .files = options.files,
-          .max_file_size = options.max_file_size,
-          .stall_timeout = options.stall_timeout};
-}
-
-std::string save(const Context& context, const std::string& folder, const ShardedModel& model,
-                 optim::Optimizer& optimizer, const SaveOptions& options) {
+checkpoint::Saved save(const Context& context, const std::string& folder, const ShardedModel& model,
+                       optim::Optimizer& optimizer, const SaveOptions& options) {
   return checkpoint::save(context.communicator(), folder, options.step,
-                          state_to_save(model, optimizer, options), file_options(options));
+                          state_to_save(model, optimizer, options), options);
 }
 
 Scalars load(const Context& context, const std::string& step_folder, const ShardedModel& model,
              optim::Optimizer& optimizer) {
   checkpoint::State state = checkpoint::state_of(model, &optimizer, Direction::load);
   checkpoint::load(context.communicator(), step_folder, state);
-  const nlohmann::json& scalars = checkpoint::json_of(state.scalars);
-  const auto found = scalars.find(checkpoint::step_counts_key);
-  TESSERA_CHECK(
-      found != scalars.end() && found->is_object(), ErrorCode::checkpoint,
-      "{}: the manifest's scalars have no {}; the checkpoint was not written by tessera::save",
-      step_folder, checkpoint::step_counts_key);
-  std::vector<std::int64_t> steps;
-  for (const auto& parameter : optimizer.parameters()) {
-    TESSERA_CHECK(found->contains(parameter.name), ErrorCode::checkpoint,
-                  "{}: no optimizer step count for {}", step_folder, parameter.name);
-    steps.push_back(found->at(parameter.name).get<std::int64_t>());
-  }
-  optimizer.set_step_counts(std::move(steps));
+  checkpoint::take_step_counts(state.scalars, step_folder, optimizer);
   return state.scalars;
+}
+
+Scalars load(const Context& context, const std::string& step_folder, const ShardedModel& model) {
+  checkpoint::State state = checkpoint::state_of(model, nullptr, Direction::load);
+  checkpoint::load(context.communicator(), step_folder, state, checkpoint::LoadParts::model_only);
+  return state.scalars;
+}
+
+std::optional<checkpoint::Found> latest(const Context& context, const std::string& folder,
+                                        const checkpoint::Search& search) {
+  return checkpoint::find_latest(context.communicator(), folder, search);
+}
+
+std::optional<Loaded> load_latest(const Context& context, const std::string& folder,
+                                  const ShardedModel& model, optim::Optimizer& optimizer,
+                                  const checkpoint::Search& search) {
+  checkpoint::State state = checkpoint::state_of(model, &optimizer, Direction::load);
+  auto found = checkpoint::load_latest(context.communicator(), folder, state,
+                                       checkpoint::LoadParts::everything, search);
+  if (!found) return std::nullopt;
+  checkpoint::take_step_counts(state.scalars, found->path, optimizer);
+  return Loaded{std::move(*found), state.scalars};
 }
 
 }  // namespace tessera

@@ -1,9 +1,8 @@
-// Between a sharded model and its checkpoint: ts::save and ts::load.
+// Between a sharded model and its checkpoint: ts::save, ts::load, ts::latest.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
 
@@ -24,29 +23,35 @@ State state_of(const ShardedModel& model, optim::Optimizer* optimizer, Direction
 
 namespace tessera {
 
-struct SaveOptions {
-  std::int64_t step = 0;
-  checkpoint::StateDictType type = checkpoint::StateDictType::full;
-  DType model_dtype = DType::float32;
-  int keep = 0;
-  Scalars scalars = {};  // whatever the program wants back, the same on every rank
-  std::map<std::string, std::string> files = {};     // config.json ..., from rank 0
-  std::uint64_t max_file_size = 0;                   // as in checkpoint::SaveOptions
-  std::chrono::milliseconds stall_timeout{300'000};  // likewise
-};
-
-// Of a save with these options: state, scalars included, and what the files are like.
+// The state of a save with these options, its scalars included.
 checkpoint::State state_to_save(const ShardedModel& model, optim::Optimizer& optimizer,
                                 const SaveOptions& options);
-checkpoint::SaveOptions file_options(const SaveOptions& options);
 
-// Collective. Writes folder/step-N and returns its path.
-std::string save(const Context& context, const std::string& folder, const ShardedModel& model,
-                 optim::Optimizer& optimizer, const SaveOptions& options = {});
+// Collective. Writes folder/step-N. What is returned says where, which run it belongs to (give its
+// `line` to the next save's options), and what went wrong without costing the step.
+checkpoint::Saved save(const Context& context, const std::string& folder, const ShardedModel& model,
+                       optim::Optimizer& optimizer, const SaveOptions& options = {});
 
 // Collective. Fills model and optimizer from a step folder written by any world size, strategy and
 // type; returns its scalars.
 Scalars load(const Context& context, const std::string& step_folder, const ShardedModel& model,
              optim::Optimizer& optimizer);
+
+// Collective. The weights alone, to evaluate or to train anew: the optimizer's files are not read.
+Scalars load(const Context& context, const std::string& step_folder, const ShardedModel& model);
+
+// Collective. The newest step of a folder that is whole: checkpoint::find_latest.
+std::optional<checkpoint::Found> latest(const Context& context, const std::string& folder,
+                                        const checkpoint::Search& search = {});
+
+struct Loaded {
+  checkpoint::Found found;
+  Scalars scalars;
+};
+// Collective. latest() and load() in one, which reads every byte once: what turns out to be damaged
+// is passed over. None when the folder has no step.
+std::optional<Loaded> load_latest(const Context& context, const std::string& folder,
+                                  const ShardedModel& model, optim::Optimizer& optimizer,
+                                  const checkpoint::Search& search = {});
 
 }  // namespace tessera

@@ -88,7 +88,7 @@ class Save : public std::enable_shared_from_this<Save> {
         job_(std::move(job)),
         doing_(fmt::format("saving '{}'", job_.target.string())) {}
 
-  std::string run(comm::Communicator& communicator);
+  Saved run(comm::Communicator& communicator);
 
  private:
   using Phase = std::string (Save::*)();
@@ -135,16 +135,25 @@ std::vector<std::string> Save::all(comm::Communicator& communicator, Phase phase
                   {.timeout = job_.options.stall_timeout, .may_abandon = true});
 }
 
-std::string Save::run(comm::Communicator& communicator) {
+Saved Save::run(comm::Communicator& communicator) {
   plan(communicator);
+  Saved saved;
+  saved.path = job_.target;
   try {
     all(communicator, &Save::prepare);
     collect(all(communicator, &Save::write));
-    all(communicator, &Save::commit);
+    const std::string told = all(communicator, &Save::commit).front();
+    if (told.empty()) return saved;
+    const json line = json::parse(told);
+    saved.line = job_.options.line;
+    saved.line.run = line.at("run").get<std::string>();
+    saved.line.parent = save_id_;
+    saved.line.parent_commit = line.at("commit").get<std::int64_t>();
+    saved.warnings = line.at("warnings").get<std::vector<std::string>>();
   } catch (const Error& error) {
     give_up(communicator, error);
   }
-  return job_.target;
+  return saved;
 }
 
 void Save::give_up(comm::Communicator& communicator, const Error& error) {
@@ -335,8 +344,8 @@ std::string Save::commit() {
   manifest.model = std::move(plan_.model);
   manifest.optimizer = std::move(plan_.optimizer);
   manifest.scalars = job_.state.scalars;
-  destination_->commit(std::move(manifest));
-  return {};
+  manifest.score = job_.options.score;
+  return destination_->commit(std::move(manifest));
 }
 
 std::string Save::roll_back() {
@@ -347,12 +356,19 @@ std::string Save::roll_back() {
 
 class StepDestination final : public Destination {
  public:
-  StepDestination(fs::path dir, std::int64_t step, std::string save_id, int keep)
-      : dir_(std::move(dir)), step_(step), save_id_(std::move(save_id)), keep_(keep) {}
+  StepDestination(fs::path dir, std::int64_t step, std::string save_id, const SaveOptions& options)
+      : dir_(std::move(dir)), step_(step), save_id_(std::move(save_id)), options_(options) {}
   void prepare(std::uint64_t needed_bytes) override {
-    pending_.emplace(dir_, step_, save_id_, needed_bytes);
+    pending_.emplace(dir_, step_, save_id_, needed_bytes, options_.line);
   }
-  void commit(Manifest manifest) override { pending_->commit(to_text(manifest), keep_); }
+  std::string commit(Manifest manifest) override {
+    manifest.lineage = pending_->lineage();
+    const auto warnings =
+        pending_->commit(to_text(manifest), {options_.keep, options_.keep_best}, options_.score);
+    const json told{
+        {"run", manifest.lineage.run}, {"commit", manifest.lineage.commit}, {"warnings", warnings}};
+    return told.dump(-1, ' ', false, json::error_handler_t::replace);
+  }
   std::string roll_back() noexcept override {
     return pending_ ? pending_->roll_back() : std::string();
   }
@@ -361,7 +377,7 @@ class StepDestination final : public Destination {
   fs::path dir_;
   std::int64_t step_;
   std::string save_id_;
-  int keep_;
+  SaveOptions options_;
   std::optional<PendingStep> pending_;
 };
 
@@ -374,19 +390,19 @@ SaveJob step_job(const fs::path& dir, std::int64_t step, State state, const Save
   job.state = std::move(state);
   job.options = options;
   job.partial = [dir, step](const std::string& id) { return dir / partial_name(step, id); };
-  job.destination = [dir, step, keep = options.keep](const std::string& id) {
-    return std::make_unique<StepDestination>(dir, step, id, keep);
+  job.destination = [dir, step, options](const std::string& id) {
+    return std::make_unique<StepDestination>(dir, step, id, options);
   };
   return job;
 }
 
-std::string run_save(comm::Communicator& communicator, SaveJob job) {
+Saved run_save(comm::Communicator& communicator, SaveJob job) {
   const auto save = std::make_shared<Save>(communicator, std::move(job));
   return save->run(communicator);
 }
 
-std::string save(comm::Communicator& communicator, const std::string& dir, std::int64_t step,
-                 const State& state, const SaveOptions& options) {
+Saved save(comm::Communicator& communicator, const std::string& dir, std::int64_t step,
+           const State& state, const SaveOptions& options) {
   return run_save(communicator, step_job(dir, step, state, options));
 }
 

@@ -21,7 +21,8 @@ class Destination {
   virtual ~Destination() = default;
   // Makes the folder that files are written to, which has room for `needed_bytes`.
   virtual void prepare(std::uint64_t needed_bytes) = 0;
-  virtual void commit(Manifest manifest) = 0;
+  // Returns what the other ranks should know of it: Saved's line and warnings, as JSON, or nothing.
+  virtual std::string commit(Manifest manifest) = 0;
   // Removes what is there; returns why it could not, or nothing.
   virtual std::string roll_back() noexcept = 0;
 };
@@ -43,6 +44,6 @@ SaveJob step_job(const std::filesystem::path& dir, std::int64_t step, State stat
                  const SaveOptions& options);
 
 // Collective. What checkpoint::save() promises.
-std::string run_save(comm::Communicator& communicator, SaveJob job);
+Saved run_save(comm::Communicator& communicator, SaveJob job);
 
 }  // namespace tessera::checkpoint

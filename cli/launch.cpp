@@ -15,9 +15,11 @@
 #include <chrono>
 #include <optional>
 
+#include "checkpoint/line.h"
 #include "cli/failure.h"
 #include "cli/guardian.h"
 #include "cli/rank_process.h"
+#include "cli/restart.h"
 #include "kernels/base/error.h"
 #include "sharding/comm/timeout.h"
 
@@ -67,7 +69,12 @@ class SignalQueue {
   static sigset_t block(sigset_t& before) {
     sigset_t set;
     sigemptyset(&set);
-    for (const int signal : {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT}) sigaddset(&set, signal);
+    for (const int signal : {SIGCHLD, SIGINT, SIGTERM, SIGQUIT, SIGUSR1}) sigaddset(&set, signal);
+    // What nohup has made the launcher ignore is not to reach it as a message either.
+    struct sigaction hangup {};
+    if (::sigaction(SIGHUP, nullptr, &hangup) != 0 || hangup.sa_handler != SIG_IGN) {
+      sigaddset(&set, SIGHUP);
+    }
     ::sigprocmask(SIG_BLOCK, &set, &before);
     return set;
   }
@@ -159,6 +166,7 @@ class Attempt {
         {"TORCHELASTIC_RUN_ID", options.run_id},
         {"TORCHELASTIC_RESTART_COUNT", std::to_string(restart)},
         {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options.max_restarts)},
+        {launch_variable, options.launch_id},
         {FailureChannel::variable, channel_.variable_value()},
     };
     if (std::getenv("OMP_NUM_THREADS") == nullptr) {
@@ -205,6 +213,7 @@ class Attempt {
   }
 
   void forward(int signal, Outcome& outcome) {
+    if (signal == SIGUSR1) return signal_all(signal);  // the ranks save, and go on
     signal_all(outcome.stop_signal == 0 ? signal : SIGKILL);
     if (outcome.stop_signal == 0) outcome.stop_signal = signal;
   }
@@ -276,13 +285,15 @@ void explain(const Outcome& outcome, int ranks) {
                   ranks > 1 ? "; the other ranks were stopped" : ""));
 }
 
-// What would fail in the same way again is not started again.
+// What would fail in the same way again is not started again: a resumed run repeats its bits, so a
+// loss that is no number comes back as well.
 bool worth_restarting(const Outcome& outcome) {
   if (!outcome.first_failure || outcome.stop_signal != 0) return false;
   const int code = outcome.first_failure->exit.code;
-  return code != static_cast<int>(ErrorCode::usage) &&
-         code != static_cast<int>(ErrorCode::configuration) &&
-         code != static_cast<int>(ErrorCode::data);
+  constexpr ErrorCode lasting[] = {ErrorCode::usage, ErrorCode::configuration, ErrorCode::data,
+                                   ErrorCode::checkpoint, ErrorCode::numeric};
+  return std::none_of(std::begin(lasting), std::end(lasting),
+                      [code](ErrorCode kind) { return static_cast<int>(kind) == code; });
 }
 
 }  // namespace
@@ -297,6 +308,7 @@ int launch(const LaunchOptions& options) {
   TESSERA_REQUIRE(options.ranks > 0 && !options.command.empty(),
                   "launch() needs ranks and a program");
   LaunchOptions named = options;
+  named.launch_id = checkpoint::new_run();
   if (named.run_id.empty()) {
     named.run_id =
         fmt::format("tessera-{}-{}", ::getpid(), Clock::now().time_since_epoch().count());

@@ -10,8 +10,9 @@ struct LaunchOptions {
   int ranks = 1;
   int max_restarts = 0;
   std::string master_address = "127.0.0.1";
-  int master_port = 0;  // 0: a free one
-  std::string run_id;   // empty: made up
+  int master_port = 0;    // 0: a free one
+  std::string run_id;     // empty: made up
+  std::string launch_id;  // made up by launch(), the same for all restarts
   std::vector<std::string> command;
 };
 

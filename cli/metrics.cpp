@@ -78,12 +78,19 @@ MetricsWriter::~MetricsWriter() {
 }
 
 void MetricsWriter::write(const StepMetrics& metrics) {
-  const std::string line = to_json_line(metrics) + "\n";
+  append(to_json_line(metrics) + "\n", metrics.step);
+}
+
+void MetricsWriter::write_valid_loss(std::int64_t step, double loss) {
+  append(fmt::format("{{\"step\": {}, \"valid_loss\": {}}}\n", step, number(loss)), step);
+}
+
+void MetricsWriter::append(const std::string& line, std::int64_t step) {
   for (std::size_t done = 0; done < line.size();) {
     const ssize_t got = ::write(file_, line.data() + done, line.size() - done);
     if (got < 0 && errno == EINTR) continue;
     TESSERA_CHECK(got >= 0, ErrorCode::runtime, "log.jsonl: {} at step {}: {}", path_.string(),
-                  metrics.step, describe_errno("write", errno));
+                  step, describe_errno("write", errno));
     done += static_cast<std::size_t>(got);
   }
 }

@@ -1,4 +1,5 @@
-// One JSON object a step, for programs: the file behind the recipe's log.jsonl.
+// One JSON object a step, and one for each evaluation, for programs: the file behind the recipe's
+// log.jsonl.
 #pragma once
 
 #include <cstdint>
@@ -42,8 +43,12 @@ class MetricsWriter {
 
   // Throws Error(runtime) when the file system refuses (a full disk).
   void write(const StepMetrics& metrics);
+  // {"step": 50, "valid_loss": 1.25}: a line of its own behind the step's.
+  void write_valid_loss(std::int64_t step, double loss);
 
  private:
+  void append(const std::string& line, std::int64_t step);
+
   std::filesystem::path path_;
   int file_ = -1;
 };

@@ -104,6 +104,7 @@ struct CheckpointRecipe {
   std::optional<std::string> dir;  // absent: no checkpoint is written or looked for
   std::int64_t every = 1000;       // 0: never, not at the end either
   std::int64_t keep = 0;           // 0: all
+  std::int64_t keep_best = 0;      // by validation loss, beside the newest
   checkpoint::StateDictType state_dict_type = checkpoint::StateDictType::full;
   std::string resume = "auto";  // auto, never, or a path
   DType dtype = DType::float32;

@@ -145,6 +145,23 @@ RecipeKey always(const std::string& name, bool value, std::string help) {
   return row;
 }
 
+// A number of things, or `true` for one of them and `false` for none.
+template <class Access>
+RecipeKey count_or_truth(std::string name, Access access, std::string help) {
+  RecipeKey row = key(name, access, std::move(help), at_least(0));
+  row.type = "true \\| false \\| whole number";
+  const auto read_number = row.read;
+  row.read = [=](Recipe& recipe, const YamlNode& node) {
+    const std::string word =
+        node.kind == YamlNode::Kind::scalar ? lower_case(node.text) : std::string();
+    const bool truth = word == "true" || word == "yes" || word == "on" || word == "false" ||
+                       word == "no" || word == "off";
+    if (!truth) return read_number(recipe, node);
+    access(recipe) = read_bool(node, name) ? 1 : 0;
+  };
+  return row;
+}
+
 // A key of the design whose feature does not exist yet.
 RecipeKey unavailable(const std::string& name, std::string help) {
   RecipeKey row;
@@ -395,7 +412,11 @@ std::vector<RecipeKey> checkpoint_keys() {
           "Steps between checkpoints; one more comes after the last step. 0: never, not at the end "
           "either.",
           at_least(0)),
-      key(TESSERA_KEY(checkpoint, keep), "Newest checkpoints to keep; 0: all.", at_least(0)),
+      key(TESSERA_KEY(checkpoint, keep), "Newest checkpoints of this run to keep; 0: all.",
+          at_least(0)),
+      count_or_truth(TESSERA_KEY(checkpoint, keep_best),
+                     "Checkpoints with the lowest validation loss to keep beside the newest; each "
+                     "checkpoint is evaluated on `data.valid` for it."),
       also_called({"sharding.state_dict_type"},
                   choice(TESSERA_KEY(checkpoint, state_dict_type),
                          std::vector<Choice<T>>{{"FULL_STATE_DICT", T::full},
@@ -405,8 +426,8 @@ std::vector<RecipeKey> checkpoint_keys() {
                                                 {"3", T::sharded, true, false}},
                          "One file that transformers reads, or a file a rank.")),
       key(TESSERA_KEY(checkpoint, resume),
-          "`auto`: from the newest good checkpoint in `dir`, else from the start; `never`; or the "
-          "path of one."),
+          "`auto`: from the newest good checkpoint of the run that saved last in `dir`, else from "
+          "the start; `never`; or the path of one. What other runs saved in `dir` stays."),
       choice(TESSERA_KEY(checkpoint, dtype), floating_types,
              "The dtype of the model's weights in the file."),
       key(TESSERA_KEY(checkpoint, async),

@@ -157,6 +157,8 @@ void validate(const Recipe& recipe, int world_size) {
         "checkpoint.async", "needs checkpoint.dir and checkpoint.every");
   check(!recipe.checkpoint.export_folder || !recipe.checkpoint.export_folder->empty(), recipe,
         "checkpoint.export", "is empty");
+  check(recipe.checkpoint.keep_best == 0 || recipe.data.valid, recipe, "checkpoint.keep_best",
+        "needs data.valid, the text whose loss says which checkpoint is best");
 }
 
 std::int64_t batch_size_per_rank(const Recipe& recipe, int world_size) {

@@ -24,6 +24,7 @@ struct TrainCommand {
   std::string device;
 
   [[nodiscard]] int run() const {
+    const SaveRequests requests;  // from the first moment: by itself the signal would end the run
     std::vector<std::string> settings = overrides;
     if (!device.empty()) settings.push_back("train.device=" + device);
     const Recipe recipe = load_recipe(file, settings);
@@ -66,19 +67,29 @@ struct TrainCommand {
         if (const auto warning = memory->end_step(training)) progress.note(*warning);
       }
       const bool last = step.step == recipe.train.steps;
+      const bool interrupted = training.interruption() != 0 && !last;
+      const bool due = every > 0 && (step.step % every == 0 || last);
+      const bool saves = due || (every > 0 && (interrupted || training.save_requested()));
       const bool evaluation =
           recipe.train.eval_every > 0 && step.step % recipe.train.eval_every == 0;
-      if (training.evaluates() && (last || evaluation)) {
-        progress.note(
-            fmt::format("step {}: validation loss {:.4f}", step.step, training.evaluate()));
+      // Whoever asked to stop waits for no evaluation of keep_best's.
+      const bool ranked = due && recipe.checkpoint.keep_best > 0 && !interrupted;
+      std::optional<double> valid_loss;
+      if (training.evaluates() && (last || evaluation || ranked)) {
+        valid_loss = evaluate(training, step.step, progress, metrics);
       }
-      const bool interrupted = training.interruption() != 0 && !last;
-      if (every > 0 && (step.step % every == 0 || last || interrupted)) {
-        for (const std::string& note : training.save()) progress.note(note);
+      if (saves) {
+        for (const std::string& note : training.save(valid_loss)) progress.note(note);
         saved_at = step.step;
+      } else if (training.save_requested()) {
+        progress.note(
+            "a save was asked for; nothing saved, since there is no checkpoint.dir, or "
+            "checkpoint.every is 0");
       }
-      const auto saved = last || interrupted ? training.finish_save() : training.finished_save();
-      if (saved) progress.note(*saved);
+      for (const std::string& note :
+           last || interrupted ? training.finish_save() : training.finished_save()) {
+        progress.note(note);
+      }
       if (interrupted) {
         progress.note(
             every > 0 ? fmt::format("stopped by signal {} after saving step {}",
@@ -91,6 +102,14 @@ struct TrainCommand {
     }
     if (const auto exported = training.export_weights()) progress.note(*exported);
     return 0;
+  }
+
+  static double evaluate(TrainingRun& training, std::int64_t step, Progress& progress,
+                         std::optional<MetricsWriter>& metrics) {
+    const double loss = training.evaluate();
+    if (metrics) metrics->write_valid_loss(step, loss);
+    progress.note(fmt::format("step {}: validation loss {:.4f}", step, loss));
+    return loss;
   }
 };
 

@@ -116,6 +116,7 @@ struct StepReport {
   std::int64_t peak_bytes = 0;
   std::int64_t cached_bytes = 0;
   int interruption = 0;
+  int save_requests = 0;
   int save_failed = 0;
 };
 
@@ -238,12 +239,17 @@ std::int64_t TrainingRun::cached_bytes() const {
 }
 
 void TrainingRun::agree(StepMetrics& metrics, double loss) {
-  StepReport mine{loss, peak_bytes(), cached_bytes(), InterruptionWatch::signal(),
+  StepReport mine{loss,
+                  peak_bytes(),
+                  cached_bytes(),
+                  InterruptionWatch::signal(),
+                  SaveRequests::count(),
                   saver_ && saver_->failed() ? 1 : 0};
   std::string bytes(sizeof mine, '\0');
   std::memcpy(bytes.data(), &mine, sizeof mine);
   double total = 0;
   interruption_ = 0;
+  save_requests_before_ = save_requests_;
   bool save_failed = false;
   const comm::Tag tag{static_cast<std::uint64_t>(position_.steps), 0, comm::Phase::metrics};
   for (const std::string& part : context_.communicator().exchange(bytes, tag)) {
@@ -253,6 +259,7 @@ void TrainingRun::agree(StepMetrics& metrics, double loss) {
     metrics.peak_bytes = std::max(metrics.peak_bytes, report.peak_bytes);
     metrics.cached_bytes = std::max(metrics.cached_bytes, report.cached_bytes);
     interruption_ = std::max(interruption_, report.interruption);
+    save_requests_ = std::max<std::int64_t>(save_requests_, report.save_requests);
     save_failed = save_failed || report.save_failed != 0;
   }
   if (save_failed) (void)saver_->wait();  // throws the same on every rank

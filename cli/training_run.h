@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -34,8 +35,9 @@ class TrainingRun {
   // steps, and nothing else.
   TrainingRun(const Recipe& recipe, Context context);
 
-  // Collective. Goes on from what the recipe's `resume` says, if there is something; notes for the
-  // user come back.
+  // Collective. Goes on from what the recipe's `resume` says, if there is something; a restart by
+  // the launcher from the newest save of this launch, whatever it says. Notes for the user come
+  // back.
   std::vector<std::string> resume();
   // Collective. Makes the checkpoints' folder, if there will be any: a place that cannot be written
   // is said before the first step, not at the first save.
@@ -47,12 +49,13 @@ class TrainingRun {
   // Collective. Mean loss over the recipe's validation batches.
   double evaluate();
   // Collective. Writes a checkpoint of the present position, or with checkpoint.async begins to;
-  // notes for the user come back.
-  std::vector<std::string> save();
-  // Of a checkpoint that was being written while training went on: a note when it has come to its
+  // `valid_loss` is that of this position, for checkpoint.keep_best. Notes for the user come back;
+  // a warning once, however many saves repeat it.
+  std::vector<std::string> save(std::optional<double> valid_loss = {});
+  // Of a checkpoint that was being written while training went on, notes when it has come to its
   // end; the second waits for that, and throws what it failed with. (Each step throws it as well.)
-  std::optional<std::string> finished_save();
-  std::optional<std::string> finish_save();
+  std::vector<std::string> finished_save();
+  std::vector<std::string> finish_save();
   // Collective. What the recipe's checkpoint.export asks for: a note when there is such.
   std::optional<std::string> export_weights();
 
@@ -60,6 +63,8 @@ class TrainingRun {
   [[nodiscard]] bool evaluates() const { return validation_ != nullptr; }
   // The largest signal number that a rank noted during the last step (agreed on by all).
   [[nodiscard]] int interruption() const { return interruption_; }
+  // Whether a rank was asked for a save since the last one that it was asked for (SIGUSR1).
+  [[nodiscard]] bool save_requested() const { return save_requests_ > save_requests_before_; }
   [[nodiscard]] std::string describe() const;
   [[nodiscard]] const Context& context() const { return context_; }
   // What this rank's steps took so far, at most.
@@ -72,7 +77,14 @@ class TrainingRun {
     return recipe_.checkpoint.dir && recipe_.checkpoint.every > 0;
   }
   [[nodiscard]] std::map<std::string, std::string> files_beside_weights() const;
-  void load_checkpoint(const std::string& folder);
+  std::vector<std::string> note_saved(checkpoint::Saved saved, const std::string& how);
+  bool resume_restarted(std::vector<std::string>& notes);
+  // The step's folder, or nothing when there is none.
+  std::optional<std::string> resume_newest(const std::string& dir, const checkpoint::Search& search,
+                                           std::vector<std::string>& notes);
+  void resume_from(const std::string& path, std::vector<std::string>& notes);
+  void start_line(const std::string& from, std::vector<std::string>& notes);
+  void take_position(const Scalars& scalars, const std::string& folder);
   double forward_backward(std::int64_t micro_batch, std::int64_t accumulated);
   void agree(StepMetrics& metrics, double loss);
   [[nodiscard]] std::int64_t peak_bytes();
@@ -90,6 +102,10 @@ class TrainingRun {
   TrainingPosition position_;
   Batch batch_;
   int interruption_ = 0;
+  std::int64_t save_requests_ = 0;
+  std::int64_t save_requests_before_ = 0;
+  checkpoint::Line line_;
+  std::set<std::string> told_;  // warnings of saves
   std::int64_t peak_resident_ = 0;
   std::map<std::string, std::string> model_files_;  // rank 0's: of a pretrained folder
   std::unique_ptr<AsyncSaver> saver_;               // goes first: it may be writing

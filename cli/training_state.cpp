@@ -1,6 +1,7 @@
 // What a run reads and writes: pretrained weights, checkpoints, the position in them.
 #include <fmt/format.h>
 #include <chrono>
+#include <cmath>
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -9,6 +10,7 @@
 #include "checkpoint/export.h"
 #include "checkpoint/file.h"
 #include "checkpoint/sharded_state.h"
+#include "cli/restart.h"
 #include "cli/training_run.h"
 #include "kernels/base/error.h"
 
@@ -50,32 +52,86 @@ void TrainingRun::load_pretrained() {
                                 names.aliases);
 }
 
+// The launcher started the ranks again: what they had saved, they go on from, whatever the recipe
+// says about the first start.
+bool TrainingRun::resume_restarted(std::vector<std::string>& notes) {
+  const int restart = restart_count();
+  if (restart == 0 || line_.launch.empty() || !recipe_.checkpoint.dir) return false;
+  const bool found =
+      resume_newest(*recipe_.checkpoint.dir, {.launch = line_.launch}, notes).has_value();
+  notes.push_back(found ? fmt::format("restart {}: from the newest save of this run", restart)
+                        : fmt::format("restart {}: this run has saved nothing yet, so it begins as "
+                                      "checkpoint.resume: {} says",
+                                      restart, recipe_.checkpoint.resume));
+  return found;
+}
+
+std::optional<std::string> TrainingRun::resume_newest(const std::string& dir,
+                                                      const checkpoint::Search& search,
+                                                      std::vector<std::string>& notes) {
+  const auto loaded = load_latest(context_, dir, *sharded_, *optimizer_, search);
+  if (!loaded) return std::nullopt;
+  const checkpoint::Found& found = loaded->found;
+  for (const std::string& reason : found.skipped) notes.push_back("passed over " + reason);
+  take_position(loaded->scalars, found.path);
+  const std::string launch = std::move(line_.launch);
+  line_ = found.line;
+  line_.launch = launch;
+  notes.push_back(fmt::format("resumed from {}", found.path));
+  // A run that goes on in another folder hears of the others there.
+  if (dir == recipe_.checkpoint.dir) {
+    for (const std::string& other : found.others) {
+      notes.push_back(fmt::format("the run saved last goes on; {} holds {}", dir, other));
+    }
+  }
+  return found.path;
+}
+
+// A step folder, or a folder of steps.
+void TrainingRun::resume_from(const std::string& path, std::vector<std::string>& notes) {
+  const auto messages = checkpoint::together(context_.communicator(), path, [&] {
+    const bool one = context_.is_main() &&
+                     checkpoint::path_exists(std::filesystem::path(path) / "manifest.json");
+    return std::string(one ? "step" : "");
+  });
+  if (messages.front() == "step") {
+    take_position(load(context_, path, *sharded_, *optimizer_), path);
+    notes.push_back(fmt::format("resumed from {}", path));
+    start_line(path, notes);
+    return;
+  }
+  const auto found = resume_newest(path, {}, notes);
+  TESSERA_CHECK(
+      found.has_value(), ErrorCode::checkpoint,
+      "{}: checkpoint.resume: {} has no committed checkpoint (step-N with a manifest.json)",
+      where(recipe_, "checkpoint.resume"), path);
+  if (path != recipe_.checkpoint.dir) start_line(*found, notes);
+}
+
+// A run of its own: its folder may hold steps of others, which it leaves alone.
+void TrainingRun::start_line(const std::string& from, std::vector<std::string>& notes) {
+  if (!recipe_.checkpoint.dir) return;
+  const std::string& dir = *recipe_.checkpoint.dir;
+  checkpoint::Start start = checkpoint::start_line(context_.communicator(), dir, from);
+  start.line.launch = line_.launch;
+  line_ = std::move(start.line);
+  for (const std::string& other : start.others) {
+    notes.push_back(fmt::format("{} holds {}", dir, other));
+  }
+}
+
 std::vector<std::string> TrainingRun::resume() {
   std::vector<std::string> notes;
+  line_.launch = launch_id();
+  if (resume_restarted(notes)) return notes;
   const std::string& mode = recipe_.checkpoint.resume;
   if (mode == "auto" && recipe_.checkpoint.dir) {
-    const auto found = checkpoint::find_latest(context_.communicator(), *recipe_.checkpoint.dir);
-    if (found) {
-      for (const std::string& reason : found->skipped) notes.push_back("passed over " + reason);
-      load_checkpoint(found->path);
-      notes.push_back(fmt::format("resumed from {}", found->path));
-      return notes;
-    }
+    if (resume_newest(*recipe_.checkpoint.dir, {}, notes)) return notes;
   } else if (mode != "auto" && mode != "never") {
-    // A step folder, or a folder of steps.
-    const std::filesystem::path path = mode;
-    if (std::filesystem::exists(path / "manifest.json")) {
-      load_checkpoint(mode);
-      return {fmt::format("resumed from {}", mode)};
-    }
-    const auto found = checkpoint::find_latest(context_.communicator(), path);
-    TESSERA_CHECK(
-        found.has_value(), ErrorCode::checkpoint,
-        "{}: checkpoint.resume: {} has no committed checkpoint (step-N with a manifest.json)",
-        where(recipe_, "checkpoint.resume"), mode);
-    load_checkpoint(found->path);
-    return {fmt::format("resumed from {}", found->path)};
+    resume_from(mode, notes);
+    return notes;
   }
+  start_line("", notes);
   if (recipe_.model.pretrained) {
     load_pretrained();
     notes.push_back(fmt::format("weights from {}", *recipe_.model.pretrained));
@@ -109,8 +165,7 @@ std::map<std::string, std::string> TrainingRun::files_beside_weights() const {
   return files;
 }
 
-void TrainingRun::load_checkpoint(const std::string& folder) {
-  const Scalars scalars = load(context_, folder, *sharded_, *optimizer_);
+void TrainingRun::take_position(const Scalars& scalars, const std::string& folder) {
   TESSERA_CHECK(
       scalars.contains("position/steps") && scalars.contains("corpus"), ErrorCode::checkpoint,
       "{}: the manifest has no training position; it was not written by tessera train", folder);
@@ -134,7 +189,7 @@ void TrainingRun::load_checkpoint(const std::string& folder) {
   position_.samples = scalars.get<std::int64_t>("position/samples");
 }
 
-std::vector<std::string> TrainingRun::save() {
+std::vector<std::string> TrainingRun::save(std::optional<double> valid_loss) {
   SaveOptions options;
   options.step = position_.steps;
   options.type = recipe_.checkpoint.state_dict_type;
@@ -151,13 +206,21 @@ std::vector<std::string> TrainingRun::save() {
       .set("shuffle", recipe_.data.shuffle);
   options.files = files_beside_weights();
   options.files["recipe.json"] = to_json(recipe_).dump(2) + "\n";
+  options.keep_best = static_cast<int>(recipe_.checkpoint.keep_best);
+  if (valid_loss && std::isfinite(*valid_loss)) {
+    options.score = valid_loss;
+    options.scalars.set("valid_loss", *valid_loss);
+  }
   const std::string& dir = *recipe_.checkpoint.dir;
-  if (!saver_) return {"saved " + tessera::save(context_, dir, *sharded_, *optimizer_, options)};
-  std::vector<std::string> notes;
+  if (!saver_) {
+    options.line = line_;
+    return note_saved(tessera::save(context_, dir, *sharded_, *optimizer_, options), "");
+  }
   const bool waits = saver_->in_flight() && !saver_->ended();
   const auto asked = std::chrono::steady_clock::now();
-  if (auto earlier = finish_save()) notes.push_back(std::move(*earlier));
+  std::vector<std::string> notes = finish_save();
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - asked;
+  options.line = line_;  // as the save before has left it
   const AsyncSaver::Pause pause = saver_->save(dir, options);
   std::string note =
       fmt::format("saving step {}: copied in {:.3f} s", position_.steps, pause.copied_seconds);
@@ -166,16 +229,26 @@ std::vector<std::string> TrainingRun::save() {
   return notes;
 }
 
-std::optional<std::string> TrainingRun::finish_save() {
-  if (!saver_) return std::nullopt;
-  const auto saved = saver_->wait();
-  if (!saved) return std::nullopt;
-  return fmt::format("saved {} in {:.3f} s", saved->path, saved->seconds);
+std::vector<std::string> TrainingRun::note_saved(checkpoint::Saved saved, const std::string& how) {
+  line_ = saved.line;
+  std::vector<std::string> notes{"saved " + saved.path + how};
+  for (const std::string& warning : saved.warnings) {
+    if (told_.insert(warning).second) notes.push_back("warning: " + warning);
+  }
+  return notes;
 }
 
-std::optional<std::string> TrainingRun::finished_save() {
+std::vector<std::string> TrainingRun::finish_save() {
+  if (!saver_) return {};
+  const auto finished = saver_->wait();
+  if (!finished) return {};
+  return note_saved(finished->saved, fmt::format(" in {:.3f} s", finished->seconds));
+}
+
+std::vector<std::string> TrainingRun::finished_save() {
   // A failure is for all ranks to throw at one place.
-  return saver_ && saver_->ended() && !saver_->failed() ? finish_save() : std::nullopt;
+  if (!saver_ || !saver_->ended() || saver_->failed()) return {};
+  return finish_save();
 }
 
 std::optional<std::string> TrainingRun::export_weights() {

@@ -120,8 +120,9 @@ HuggingFaceNames GPT2LMHeadModel::hugging_face_names() const {
     if (name.starts_with(prefix)) aliases.push_back(name.substr(prefix.size()));
     return aliases;
   };
-  names.ignored = {R"(^(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)$)"};
-  if (config_.tie_word_embeddings) names.ignored.emplace_back(R"(^lm_head\.weight$)");
+  names.ignored = {"h.#.attn.bias", "h.#.attn.masked_bias", "transformer.h.#.attn.bias",
+                   "transformer.h.#.attn.masked_bias"};
+  if (config_.tie_word_embeddings) names.ignored.emplace_back("lm_head.weight");
   return names;
 }
 

@@ -17,8 +17,8 @@ namespace tessera::models {
 struct HuggingFaceNames {
   // The names that a parameter may have in a file, the most usual first.
   std::vector<std::string> (*aliases)(const std::string& name);
-  // ECMAScript regexes, anchored: tensors in a file that are not parameters (masks, frequencies,
-  // the copy of a tied head).
+  // Tensors in a file that are not parameters (masks, frequencies, the copy of a tied head); a '#'
+  // stands for digits (checkpoint::matches_name).
   std::vector<std::string> ignored;
 };
 

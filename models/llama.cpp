@@ -130,8 +130,10 @@ HuggingFaceNames LlamaForCausalLM::hugging_face_names() const {
     if (name.starts_with(prefix)) aliases.push_back(name.substr(prefix.size()));
     return aliases;
   };
-  names.ignored = {R"(^(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq$)"};
-  if (config_.tie_word_embeddings) names.ignored.emplace_back(R"(^lm_head\.weight$)");
+  names.ignored = {"rotary_emb.inv_freq", "model.rotary_emb.inv_freq",
+                   "layers.#.self_attn.rotary_emb.inv_freq",
+                   "model.layers.#.self_attn.rotary_emb.inv_freq"};
+  if (config_.tie_word_embeddings) names.ignored.emplace_back("lm_head.weight");
   return names;
 }
 

@@ -110,7 +110,7 @@ TEST(AsyncSave, WritesTheBytesOfTheSynchronousSave) {
             toy.step();
             toy.step();
           }
-          EXPECT_EQ(saver.wait()->path, folder.path() / "meanwhile/step-2");
+          EXPECT_EQ(saver.wait()->saved.path, folder.path() / "meanwhile/step-2");
           EXPECT_FALSE(saver.wait().has_value());
         });
         for (const char* step : {"step-1", "step-2"}) {

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+
 #include "checkpoint/support.h"
 
 namespace tessera::checkpoint {
@@ -31,11 +33,13 @@ TEST(FindLatest, NothingThere) {
   EXPECT_FALSE(find_latest_alone(folder.path()).has_value());
 }
 
-TEST(FindLatest, GoesByStepNotByTimeOrText) {
+TEST(FindLatest, GoesByCommitNotByTimeOrText) {
   TemporaryFolder folder;
-  save_version(folder.path(), 10);
-  save_version(folder.path(), 9);
   save_version(folder.path(), 2);
+  save_version(folder.path(), 9);
+  save_version(folder.path(), 10);
+  fs::last_write_time(folder.path() / "step-9",
+                      fs::file_time_type::clock::now() + std::chrono::hours(1));
   EXPECT_EQ(find_latest_alone(folder.path())->step, 10);
   EXPECT_TRUE(find_latest_alone(folder.path())->skipped.empty());
 }
@@ -99,11 +103,11 @@ TEST(Retention, KeepsTheNewestAndForeignFiles) {
             (std::vector<std::string>{".lock", "latest", "step-0", "step-1.txt", "step-3",
                                       "step-3.backup", "step-4"}));
   EXPECT_EQ(read_all(folder.path() / "step-0/thesis.txt"), "precious");
-  // A save below the newest step keeps itself.
+  // A save below the newest step is another run's: it keeps itself, and deletes no other's.
   save_version(folder.path(), 2, {.keep = 1});
   expect_version(folder.path() / "step-2", 2);
-  EXPECT_TRUE(fs::exists(folder.path() / "step-2"));
-  EXPECT_FALSE(fs::exists(folder.path() / "step-4"));
+  EXPECT_TRUE(fs::exists(folder.path() / "step-3"));
+  EXPECT_TRUE(fs::exists(folder.path() / "step-4"));
 }
 
 TEST(Replace, TheSameStepAgain) {

@@ -24,7 +24,7 @@ fs::path save_small(const fs::path& dir, StateDictType type, std::int64_t step =
     state.optimizer.push_back(
         {"layer.w.m", DType::float32, {2}, {{0, 2, reinterpret_cast<std::byte*>(m.data())}}});
     state.scalars.set("step", step).set("lr", 1e20).set("text", "ü");
-    path = save(*communicator, dir, step, state, {.type = type});
+    path = save(*communicator, dir, step, state, {.type = type}).path;
   });
   return path;
 }

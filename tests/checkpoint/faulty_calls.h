@@ -63,6 +63,12 @@ class FaultyCalls final : public SystemCalls {
     unsynced_.insert(path_of_.at(fd));
     return SystemCalls::ftruncate(fd, bytes);
   }
+  int fallocate(int fd, off_t bytes) override {
+    const std::lock_guard guard(mutex_);
+    if (fails()) return -1;
+    unsynced_.insert(path_of_.at(fd));
+    return SystemCalls::fallocate(fd, bytes);
+  }
   int fsync(int fd) override {
     const std::lock_guard guard(mutex_);
     if (fails()) return -1;

@@ -50,7 +50,8 @@ TEST_P(Reshard, ConvertsFloatingDTypesBothWays) {
         const int rank = communicator->rank();
         const RankState own = make_state(rank, 2, 3, even_cut(), true, memory_dtype);
         const auto step = save(*communicator, folder.path(), 3, own.state,
-                               {.type = GetParam(), .model_dtype = file_dtype});
+                               {.type = GetParam(), .model_dtype = file_dtype})
+                              .path;
         RankState back = make_state(rank, 2, 0, random_cut(1), false, memory_dtype);
         load(*communicator, step, back.state);
         EXPECT_EQ(wrong_elements(back.state, 3), 0);

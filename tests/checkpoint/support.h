@@ -231,7 +231,7 @@ inline std::int64_t wrong_elements(const State& state, int version) {
 inline fs::path save_version(comm::Communicator& communicator, const fs::path& dir, int version,
                              const SaveOptions& options, const Cut& cut = even_cut()) {
   const RankState own = make_state(communicator.rank(), communicator.size(), version, cut, true);
-  return save(communicator, dir, version, own.state, options);
+  return save(communicator, dir, version, own.state, options).path;
 }
 
 inline void save_version(const fs::path& dir, int version, const SaveOptions& options = {},

@@ -2,8 +2,6 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include <regex>
-
 #include "kernels/base/error.h"
 #include "models/config_reader.h"
 #include "models/model_testing.h"
@@ -149,7 +147,7 @@ TEST(ModelConfig, RefusesByName) {
 
 bool matches_any(const std::vector<std::string>& patterns, const std::string& name) {
   for (const std::string& pattern : patterns) {
-    if (std::regex_match(name, std::regex(pattern))) return true;
+    if (checkpoint::matches_name(pattern, name)) return true;
   }
   return false;
 }
