@@ -25,13 +25,13 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 // Far less than any collective may wait.
-constexpr milliseconds beat{200};
+constexpr milliseconds work_beat{200};
 
 // How an outcome begins.
-constexpr char good = '+';
-constexpr char bad = '-';
-constexpr char at_work = '~';
-constexpr char told = '=';  // before
+constexpr char outcome_good = '+';
+constexpr char outcome_bad = '-';
+constexpr char still_at_work = '~';
+constexpr char told_before = '=';
 
 // One rank's work, on a thread of its own. Shared with that thread, which may outlive the caller.
 struct Work {
@@ -45,9 +45,9 @@ struct Work {
 
 std::string outcome_of(const std::function<std::string()>& work) {
   try {
-    return good + work();
+    return outcome_good + work();
   } catch (const std::exception& error) {
-    return std::string(1, bad) + error.what();
+    return std::string(1, outcome_bad) + error.what();
   }
 }
 
@@ -100,7 +100,7 @@ class WorkThread {
   std::optional<std::string> wait() {
     {
       std::unique_lock lock(work_->mutex);
-      if (work_->ended.wait_for(lock, beat, [&] { return work_->outcome.has_value(); })) {
+      if (work_->ended.wait_for(lock, work_beat, [&] { return work_->outcome.has_value(); })) {
         lock.unlock();
         thread_.join();
         return std::move(work_->outcome);
@@ -117,7 +117,7 @@ class WorkThread {
     stalled_ = true;
     return fmt::format(
         "{}the disk stands still: {} has not come back for {:.1f} s (checkpoint.stall_timeout)",
-        bad, call, std::chrono::duration<double>(rule_.timeout).count());
+        outcome_bad, call, std::chrono::duration<double>(rule_.timeout).count());
   }
 
  private:
@@ -136,7 +136,7 @@ class Outcomes {
     outcomes_.resize(round.size());
     for (std::size_t rank = 0; rank < round.size(); ++rank) {
       const char kind = round[rank].at(0);
-      if (kind == good || kind == bad) outcomes_[rank] = std::move(round[rank]);
+      if (kind == outcome_good || kind == outcome_bad) outcomes_[rank] = std::move(round[rank]);
     }
   }
   [[nodiscard]] bool complete() const {
@@ -149,7 +149,7 @@ class Outcomes {
   void note_failures() {
     if (first_) return;
     for (std::size_t rank = 0; rank < outcomes_.size(); ++rank) {
-      if (outcomes_[rank].empty() || outcomes_[rank][0] != bad) continue;
+      if (outcomes_[rank].empty() || outcomes_[rank][0] != outcome_bad) continue;
       others_ += first_ ? 1 : 0;
       if (!first_) first_ = rank;
     }
@@ -182,7 +182,7 @@ std::vector<std::string> together(comm::Communicator& communicator, std::string_
   Outcomes outcomes;
   bool ended = false;
   do {
-    std::string word(1, told);
+    std::string word(1, told_before);
     if (!ended) {
       std::optional<std::string> outcome;
       {
@@ -190,7 +190,7 @@ std::vector<std::string> together(comm::Communicator& communicator, std::string_
         outcome = thread.wait();
       }
       ended = outcome.has_value();
-      word = ended ? std::move(*outcome) : std::string(1, at_work);
+      word = ended ? std::move(*outcome) : std::string(1, still_at_work);
     }
     outcomes.add(communicator.exchange(word, tag));
     outcomes.note_failures();
