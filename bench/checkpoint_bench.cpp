@@ -1,7 +1,7 @@
 // Saving and loading checkpoints next to plain writing and reading of the same bytes, in one run.
 //   checkpoint_bench [MiB of state = 512] [ranks = 2] [folder = the current one] [repeats = 5]
 // One third of the state is the model's, two thirds the optimizer's; every tensor is cut over the
-// ranks as FSDP does.
+// ranks as FSDP does. "stall" is what a training step pays for an asynchronous save: a copy.
 #include <fmt/format.h>
 #include <algorithm>
 #include <chrono>
@@ -14,6 +14,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/checksum.h"
 #include "checkpoint/file.h"
+#include "checkpoint/snapshot.h"
 #include "kernels/base/error.h"
 #include "sharding/comm/world.h"
 
@@ -92,11 +93,14 @@ void plain_read(const fs::path& path, std::vector<std::byte>& memory, bool with_
 }
 
 // Starts ranks with their shards in memory, and times what they do between two barriers.
-double on_ranks(int world, std::int64_t elements,
-                const std::function<void(comm::Communicator&, State&)>& work) {
+// `prepare` comes before.
+using RankWork = std::function<void(comm::Communicator&, State&)>;
+double on_ranks(int world, std::int64_t elements, const RankWork& work,
+                const RankWork& prepare = {}) {
   double seconds = 0;
   comm::run_local(world, [&](const auto& communicator) {
     Shard shard(elements, communicator->rank(), world);
+    if (prepare) prepare(*communicator, shard.state);
     communicator->barrier();
     const double own = seconds_of([&] {
       work(*communicator, shard.state);
@@ -137,6 +141,13 @@ int main(int argc, char** argv) {
       checkpoint::load(communicator, folder / name / "step-1", state);
     });
   };
+  const auto stall = [&] {
+    std::vector<checkpoint::Snapshot> snapshots(static_cast<std::size_t>(world));
+    const auto take = [&](comm::Communicator& communicator, State& state) {
+      (void)snapshots[static_cast<std::size_t>(communicator.rank())].take(state, Device::cpu());
+    };
+    return on_ranks(world, elements, take, take);  // the first one makes the memory
+  };
   const auto full = checkpoint::StateDictType::full;
   const auto sharded = checkpoint::StateDictType::sharded;
   std::vector<Row> rows{
@@ -144,6 +155,7 @@ int main(int argc, char** argv) {
        [&] { return seconds_of([&] { plain_write(plain, block, bytes); }); }},
       {"save FULL", [&] { return save_as("full", full); }},
       {"save SHARDED", [&] { return save_as("sharded", sharded); }},
+      {"stall of an asynchronous save", stall},
       {"plain read, one thread",
        [&] { return seconds_of([&] { plain_read(plain, memory, false); }); }},
       {"plain read + XXH3, one thread",
@@ -167,11 +179,14 @@ int main(int argc, char** argv) {
   fmt::print("{} MB of state, {} ranks, {} repeats, reads from the page cache\n", bytes / 1'000'000,
              world, repeats);
   for (const Row& row : rows) {
-    const double reference = median(rows[&row - rows.data() < 3 ? 0 : 3].seconds);
+    const double reference = median(rows[&row - rows.data() < 4 ? 0 : 4].seconds);
     const double seconds = median(row.seconds);
     fmt::print("{:34} {:8.0f} MB/s  {:5.2f} of plain\n", row.name,
                static_cast<double>(bytes) / 1e6 / seconds, reference / seconds);
   }
+  fmt::print("a stall is {:.1f} % of a FULL save and {:.1f} % of a SHARDED one\n",
+             100 * median(rows[3].seconds) / median(rows[1].seconds),
+             100 * median(rows[3].seconds) / median(rows[2].seconds));
   fs::remove_all(folder);
   return 0;
 }

@@ -8,6 +8,7 @@
 // sixth of what a user's file paid for the library's headers.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -41,6 +42,11 @@ struct SaveOptions {
   checkpoint::Line line = {};        // which run the step belongs to
   std::optional<double> score = {};  // validation loss: the lower the better
   int keep_best = 0;  // retention leaves the steps with the lowest scores, beside the newest
+  // FULL: what is more goes into numbered files with an index, as Hugging Face has it; 0: one file.
+  std::uint64_t max_file_size = 0;
+  // A disk that is slow ends no save; one of which no call comes back for so long does, by name.
+  // 0: never.
+  std::chrono::milliseconds stall_timeout{300'000};
 };
 
 }  // namespace tessera

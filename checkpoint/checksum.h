@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,7 +26,58 @@ struct FileRecord {
   std::string name;
   std::uint64_t bytes = 0;
   std::uint64_t chunk_bytes = 0;
-  std::vector<std::uint64_t> chunks;  // checksums
+  std::vector<std::uint64_t> chunks;     // checksums
+  std::vector<std::uint64_t> cuts = {};  // see ChunkMap
+};
+
+// Where a file's chunks are: counted from byte 0, and anew from each of `cuts` (where what one rank
+// wrote ends and another's begins), so that whoever writes a chunk has all of it in memory.
+class ChunkMap {
+ public:
+  // `cuts` rise, within the file. `chunk_bytes` is not 0.
+  ChunkMap(std::uint64_t file_bytes, std::uint64_t chunk_bytes, std::vector<std::uint64_t> cuts);
+
+  struct Range {
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+  };
+  [[nodiscard]] std::size_t count() const { return spans_.back().first_chunk; }
+  [[nodiscard]] Range range(std::size_t chunk) const;
+  // The chunk that has the byte.
+  [[nodiscard]] std::size_t at(std::uint64_t offset) const;
+  // The chunks of the run of bytes between two cuts, the `span`th.
+  [[nodiscard]] std::size_t first_of_span(std::size_t span) const {
+    return spans_[span].first_chunk;
+  }
+
+ private:
+  struct Span {
+    std::uint64_t begin = 0;
+    std::size_t first_chunk = 0;
+  };
+  std::uint64_t chunk_bytes_;
+  std::vector<Span> spans_;  // and one that begins where the file ends
+};
+
+// The checksums of the chunks of bytes that come one after the other.
+class ChunkHasher {
+ public:
+  explicit ChunkHasher(std::uint64_t chunk_bytes);
+  ~ChunkHasher();
+  ChunkHasher(const ChunkHasher&) = delete;
+  ChunkHasher& operator=(const ChunkHasher&) = delete;
+
+  void update(const void* data, std::size_t bytes);
+  // The present chunk ends here, if it has begun.
+  void cut();
+  [[nodiscard]] const std::vector<std::uint64_t>& sums() const { return sums_; }
+
+ private:
+  struct State;
+  std::uint64_t chunk_bytes_;
+  std::uint64_t in_chunk_ = 0;
+  std::unique_ptr<State> state_;
+  std::vector<std::uint64_t> sums_;
 };
 
 // A file whose bytes are compared with their checksums before anyone sees them.
@@ -47,11 +99,11 @@ class VerifiedFile {
   [[nodiscard]] const File& unverified() const { return file_; }
 
  private:
-  [[nodiscard]] std::size_t size_of_chunk(std::size_t chunk) const;
   void load_chunk(std::size_t chunk, void* data);
 
   static constexpr std::size_t none = static_cast<std::size_t>(-1);
   FileRecord record_;
+  ChunkMap map_;
   File file_;
   Describe describe_;
   std::vector<std::byte> buffer_;

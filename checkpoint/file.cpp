@@ -36,6 +36,9 @@ int SystemCalls::fallocate(int fd, off_t bytes) {
 int SystemCalls::fsync(int fd) {
   return ::fsync(fd);
 }
+int SystemCalls::sync_range(int fd, off_t offset, off_t bytes, unsigned flags) {
+  return ::sync_file_range(fd, offset, bytes, flags);
+}
 int SystemCalls::close(int fd) {
   return ::close(fd);
 }
@@ -219,6 +222,26 @@ void File::sync() {
   if (uninterrupted([&] { return system_calls().fsync(fd_); }) == -1) {
     fail_io("make durable", path_, "fsync");
   }
+}
+
+void File::sync_range(std::uint64_t offset, std::uint64_t bytes, unsigned flags) {
+  const int result = uninterrupted([&] {
+    return system_calls().sync_range(fd_, static_cast<off_t>(offset), static_cast<off_t>(bytes),
+                                     flags);
+  });
+  // As with fsync, what is reported here is not reported again.
+  if (result == -1 && errno != ENOSYS && errno != EINVAL && errno != ESPIPE) {
+    fail_io("make durable", path_, "sync_file_range");
+  }
+}
+
+void File::begin_writeback(std::uint64_t offset, std::uint64_t bytes) {
+  sync_range(offset, bytes, SYNC_FILE_RANGE_WRITE);
+}
+
+void File::await_writeback(std::uint64_t offset, std::uint64_t bytes) {
+  sync_range(offset, bytes,
+             SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
 }
 
 void File::close() {

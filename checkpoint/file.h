@@ -25,6 +25,8 @@ class SystemCalls {
   virtual int ftruncate(int fd, off_t bytes);
   virtual int fallocate(int fd, off_t bytes);  // from the file's first byte on
   virtual int fsync(int fd);
+  // sync_file_range
+  virtual int sync_range(int fd, off_t offset, off_t bytes, unsigned flags);
   virtual int close(int fd);
   virtual int flock(int fd, int operation);
   virtual int mkdir(const char* path, mode_t mode);
@@ -72,6 +74,10 @@ class File {
   // Returns when the contents are durable. A failure is final: the kernel may have dropped the
   // pages it could not write, so that a second fsync would succeed and lie.
   void sync();
+  // Starts writing the range to the disk, or waits until it is there: so that sync() has little
+  // left to do. Promises nothing; where the file system cannot, nothing happens.
+  void begin_writeback(std::uint64_t offset, std::uint64_t bytes);
+  void await_writeback(std::uint64_t offset, std::uint64_t bytes);
   // Reports what the destructor could not.
   void close();
   enum class Lock : std::uint8_t { taken, held, unsupported };
@@ -85,6 +91,7 @@ class File {
  private:
   File(std::filesystem::path path, int flags);
   void require_regular() const;
+  void sync_range(std::uint64_t offset, std::uint64_t bytes, unsigned flags);
 
   std::filesystem::path path_;
   int fd_ = -1;

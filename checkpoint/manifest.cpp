@@ -20,7 +20,8 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* format_name = "tessera-checkpoint";
-constexpr int format_version = 1;
+constexpr int format_version = 2;
+constexpr int oldest_version = 1;  // whose files have no cuts
 constexpr std::uint64_t manifest_limit = std::uint64_t{64} << 20;
 
 json to_json(const Section& section, StateDictType type) {
@@ -58,7 +59,8 @@ FileRecord file_from_json(const std::string& name, const json& in) {
   file.chunk_bytes = in.at("chunk_bytes").get<std::uint64_t>();
   TESSERA_CHECK(file.chunk_bytes != 0, ErrorCode::checkpoint, "chunk_bytes of '{}' is 0", name);
   const auto hex = in.at("xxh3").get<std::string>();
-  const std::uint64_t chunks = chunk_count(file.bytes, file.chunk_bytes);
+  if (in.contains("cuts")) file.cuts = in.at("cuts").get<std::vector<std::uint64_t>>();
+  const std::size_t chunks = ChunkMap(file.bytes, file.chunk_bytes, file.cuts).count();
   TESSERA_CHECK(hex.size() == chunks * 16, ErrorCode::checkpoint,
                 "'{}' has {} hexadecimal digits of checksums for {} chunks", name, hex.size(),
                 chunks);
@@ -159,9 +161,9 @@ Manifest from_json(const json& in) {
   TESSERA_CHECK(format == format_name, ErrorCode::checkpoint, "format is '{}', not '{}'", format,
                 format_name);
   const int version = in.at("version").get<int>();
-  TESSERA_CHECK(version == format_version, ErrorCode::checkpoint,
-                "version {} is unknown, this program reads {}; use the program that wrote it",
-                version, format_version);
+  TESSERA_CHECK(version >= oldest_version && version <= format_version, ErrorCode::checkpoint,
+                "version {} is unknown, this program reads {} to {}; use the program that wrote it",
+                version, oldest_version, format_version);
   Manifest manifest;
   manifest.save_id = in.at("save_id").get<std::string>();
   manifest.step = in.at("step").get<std::int64_t>();
@@ -195,7 +197,9 @@ std::string to_text(const Manifest& manifest) {
   for (const FileRecord& file : manifest.files) {
     std::string hex;
     for (const std::uint64_t chunk : file.chunks) hex += to_hex(chunk);
-    files[file.name] = {{"bytes", file.bytes}, {"chunk_bytes", file.chunk_bytes}, {"xxh3", hex}};
+    json& entry = files[file.name];
+    entry = {{"bytes", file.bytes}, {"chunk_bytes", file.chunk_bytes}, {"xxh3", hex}};
+    if (!file.cuts.empty()) entry["cuts"] = file.cuts;
   }
   json body{{"format", format_name},
             {"version", format_version},

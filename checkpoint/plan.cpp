@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 
@@ -84,22 +85,97 @@ std::vector<TensorSpec> specs_of(const std::vector<LogicalTensor>& tensors,
   return specs;
 }
 
-Section plan_full(const SectionToSave& section, SavePlan& plan) {
-  const ComposedHeader header = compose_safetensors_header(section.specs);
-  const std::string name = section.stem + ".safetensors";
-  for (std::size_t i = 0; i < section.tensors.size(); ++i) {
-    const LogicalTensor& tensor = section.tensors[i];
-    const DType dtype = section.specs[i].dtype;
-    for (const Piece& piece : tensor.pieces) {
-      if (piece.count == 0) continue;
-      const auto skipped = static_cast<std::uint64_t>(piece.first) * size_of(dtype);
-      plan.writes.push_back({plan.files.size(), header.offsets[i] + skipped, piece.data,
-                             piece.count, tensor.dtype, dtype, piece.device, piece.file});
+// Which tensors go into which file: in their order, and a file ends before it would be larger than
+// `limit` (0: there is one file). A tensor that is larger has a file of its own.
+std::vector<std::vector<std::size_t>> divide(const std::vector<TensorSpec>& specs,
+                                             std::uint64_t limit) {
+  std::vector<std::vector<std::size_t>> files(1);
+  std::uint64_t bytes = 0;
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    const std::uint64_t own =
+        static_cast<std::uint64_t>(element_count(specs[i].shape, specs[i].name)) *
+        size_of(specs[i].dtype);
+    if (limit > 0 && !files.back().empty() && bytes + own > limit) {
+      files.emplace_back();
+      bytes = 0;
+    }
+    files.back().push_back(i);
+    bytes += own;
+  }
+  return files;
+}
+
+// What Hugging Face's tools look for beside numbered files.
+std::string index_text(const std::vector<TensorSpec>& specs,
+                       const std::vector<std::vector<std::size_t>>& files,
+                       const std::vector<std::string>& names) {
+  nlohmann::json map = nlohmann::json::object();
+  std::uint64_t total = 0;
+  for (std::size_t file = 0; file < files.size(); ++file) {
+    for (const std::size_t i : files[file]) {
+      map[specs[i].name] = names[file];
+      total += static_cast<std::uint64_t>(element_count(specs[i].shape, specs[i].name)) *
+               size_of(specs[i].dtype);
     }
   }
-  plan.files.push_back({name, header.bytes, header.file_bytes, 0});
+  const nlohmann::json index{{"metadata", {{"total_size", total}}}, {"weight_map", map}};
+  return index.dump(2) + "\n";
+}
+
+// Neighbouring runs of one rank are one span, however many tensors they are of.
+std::vector<FileSpan> join_spans(std::vector<FileSpan> spans) {
+  std::sort(spans.begin(), spans.end(),
+            [](const FileSpan& a, const FileSpan& b) { return a.begin < b.begin; });
+  std::vector<FileSpan> joined;
+  for (const FileSpan& span : spans) {
+    if (joined.empty() || joined.back().rank != span.rank) joined.push_back(span);
+  }
+  return joined;
+}
+
+void plan_full_file(const SectionToSave& section, const std::vector<PieceLists>& of_ranks,
+                    const std::vector<std::size_t>& tensors, const std::string& name,
+                    SavePlan& plan) {
+  std::vector<TensorSpec> specs;
+  for (const std::size_t i : tensors) specs.push_back(section.specs[i]);
+  const ComposedHeader header = compose_safetensors_header(specs);
+  PlannedFile file{name, header.bytes, header.file_bytes, 0, true, {{0, 0}}};
+  for (std::size_t n = 0; n < tensors.size(); ++n) {
+    const std::size_t i = tensors[n];
+    const LogicalTensor& tensor = section.tensors[i];
+    const DType dtype = section.specs[i].dtype;
+    const auto place = [&](std::int64_t first) {
+      return header.offsets[n] + static_cast<std::uint64_t>(first) * size_of(dtype);
+    };
+    for (const Piece& piece : tensor.pieces) {
+      if (piece.count == 0) continue;
+      plan.writes.push_back({plan.files.size(), place(piece.first), piece.data, piece.count,
+                             tensor.dtype, dtype, piece.device, piece.file});
+    }
+    for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
+      for (const Run& run : (of_ranks[rank].*section.pieces)[i]) {
+        file.spans.push_back({place(run.first), static_cast<int>(rank)});
+      }
+    }
+  }
+  file.spans = join_spans(std::move(file.spans));
+  plan.files.push_back(std::move(file));
+}
+
+Section plan_full(const SectionToSave& section, const std::vector<PieceLists>& of_ranks,
+                  std::uint64_t limit, SavePlan& plan) {
+  const auto files = divide(section.specs, limit);
   Section out;
-  out.files.push_back(name);
+  for (std::size_t file = 0; file < files.size(); ++file) {
+    out.files.push_back(files.size() == 1 ? section.stem + ".safetensors"
+                                          : fmt::format("{}-{:05}-of-{:05}.safetensors",
+                                                        section.stem, file + 1, files.size()));
+    plan_full_file(section, of_ranks, files[file], out.files.back(), plan);
+  }
+  if (files.size() > 1) {
+    plan.texts[section.stem + ".safetensors.index.json"] =
+        index_text(section.specs, files, out.files);
+  }
   return out;
 }
 
@@ -132,12 +208,20 @@ Section plan_sharded(const SectionToSave& section, const std::vector<PieceLists>
     }
     out.files.push_back(
         fmt::format("{}-rank-{:05}-of-{:05}.safetensors", section.stem, r, of_ranks.size()));
-    plan.files.push_back({out.files.back(), header.bytes, header.file_bytes, static_cast<int>(r)});
+    const auto owner = static_cast<int>(r);
+    plan.files.push_back(
+        {out.files.back(), header.bytes, header.file_bytes, owner, false, {{0, owner}}});
   }
   return out;
 }
 
 }  // namespace
+
+FileRecord PlannedFile::record() const {
+  FileRecord record{name, bytes, chunk_bytes_of(bytes), {}, {}};
+  for (std::size_t span = 1; span < spans.size(); ++span) record.cuts.push_back(spans[span].begin);
+  return record;
+}
 
 std::uint64_t SavePlan::total_bytes() const {
   std::uint64_t total = 0;
@@ -155,19 +239,24 @@ void check_coverage(const State& state, const std::vector<PieceLists>& of_ranks)
 }
 
 SavePlan plan_save(const State& state, const SaveOptions& options,
-                   const std::vector<PieceLists>& of_ranks, int rank) {
+                   const std::vector<PieceLists>& of_ranks, int rank, bool with_optimizer) {
   SavePlan plan;
   const SectionToSave model{"model", state.model, specs_of(state.model, options.model_dtype),
                             &PieceLists::model};
   const SectionToSave optimizer{"optimizer", state.optimizer,
                                 specs_of(state.optimizer, std::nullopt), &PieceLists::optimizer};
   if (options.type == StateDictType::full) {
-    plan.model = plan_full(model, plan);
-    plan.optimizer = plan_full(optimizer, plan);
+    plan.model = plan_full(model, of_ranks, options.max_file_size, plan);
+    if (with_optimizer)
+      plan.optimizer = plan_full(optimizer, of_ranks, options.max_file_size, plan);
   } else {
     plan.model = plan_sharded(model, of_ranks, rank, plan);
-    plan.optimizer = plan_sharded(optimizer, of_ranks, rank, plan);
+    if (with_optimizer) plan.optimizer = plan_sharded(optimizer, of_ranks, rank, plan);
   }
+  std::sort(plan.writes.begin(), plan.writes.end(),
+            [](const PlannedWrite& a, const PlannedWrite& b) {
+              return std::pair(a.file, a.offset) < std::pair(b.file, b.offset);
+            });
   return plan;
 }
 

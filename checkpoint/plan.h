@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -23,11 +24,21 @@ struct PieceLists {
   RankPieces model, optimizer;
 };
 
+// A run of bytes of a file that one rank writes.
+struct FileSpan {
+  std::uint64_t begin = 0;  // up to where the next one begins, or the file ends
+  int rank = 0;
+};
+
 struct PlannedFile {
   std::string name;
   std::string header;
   std::uint64_t bytes = 0;
-  int creator = 0;  // the rank that creates it and writes the header
+  int creator = 0;      // the rank that writes the header, and creates a file that is its alone
+  bool shared = false;  // by several ranks, which find it made
+  std::vector<FileSpan> spans;
+  // Its place in the manifest, without the checksums.
+  [[nodiscard]] FileRecord record() const;
 };
 
 // A run of this rank's elements on its way into a file.
@@ -44,7 +55,8 @@ struct PlannedWrite {
 
 struct SavePlan {
   std::vector<PlannedFile> files;
-  std::vector<PlannedWrite> writes;  // this rank's
+  std::vector<PlannedWrite> writes;          // this rank's, by file and rising offset
+  std::map<std::string, std::string> texts;  // small files that go with them: indices
   Section model, optimizer;
   [[nodiscard]] std::uint64_t total_bytes() const;
 };
@@ -57,6 +69,6 @@ PieceLists list_pieces(const State& state);
 void check_coverage(const State& state, const std::vector<PieceLists>& of_ranks);
 
 SavePlan plan_save(const State& state, const SaveOptions& options,
-                   const std::vector<PieceLists>& of_ranks, int rank);
+                   const std::vector<PieceLists>& of_ranks, int rank, bool with_optimizer = true);
 
 }  // namespace tessera::checkpoint

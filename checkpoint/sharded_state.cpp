@@ -79,15 +79,21 @@ namespace tessera {
 
 using checkpoint::Direction;
 
-checkpoint::Saved save(const Context& context, const std::string& folder, const ShardedModel& model,
-                       optim::Optimizer& optimizer, const SaveOptions& options) {
+checkpoint::State state_to_save(const ShardedModel& model, optim::Optimizer& optimizer,
+                                const SaveOptions& options) {
   checkpoint::State state = checkpoint::state_of(model, &optimizer, Direction::save);
   state.scalars = options.scalars;
   nlohmann::json& counts = checkpoint::json_of(state.scalars)[checkpoint::step_counts_key];
   counts = nlohmann::json::object();
   const auto steps = optimizer.step_counts();
   for (std::size_t i = 0; i < steps.size(); ++i) counts[optimizer.parameters()[i].name] = steps[i];
-  return checkpoint::save(context.communicator(), folder, options.step, state, options);
+  return state;
+}
+
+checkpoint::Saved save(const Context& context, const std::string& folder, const ShardedModel& model,
+                       optim::Optimizer& optimizer, const SaveOptions& options) {
+  return checkpoint::save(context.communicator(), folder, options.step,
+                          state_to_save(model, optimizer, options), options);
 }
 
 Scalars load(const Context& context, const std::string& step_folder, const ShardedModel& model,

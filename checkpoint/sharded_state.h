@@ -1,6 +1,7 @@
 // Between a sharded model and its checkpoint: ts::save, ts::load, ts::latest.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -21,6 +22,10 @@ State state_of(const ShardedModel& model, optim::Optimizer* optimizer, Direction
 }  // namespace tessera::checkpoint
 
 namespace tessera {
+
+// The state of a save with these options, its scalars included.
+checkpoint::State state_to_save(const ShardedModel& model, optim::Optimizer& optimizer,
+                                const SaveOptions& options);
 
 // Collective. Writes folder/step-N. What is returned says where, which run it belongs to (give its
 // `line` to the next save's options), and what went wrong without costing the step.

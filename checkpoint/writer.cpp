@@ -1,19 +1,21 @@
-// save(): plan, prepare, write, check, commit. Each phase ends with an exchange of the ranks'
-// outcomes, so that all go on or all fail with the same error.
+// Saves: plan, prepare, write, commit. Each phase ends with an exchange of the ranks' outcomes, so
+// that all go on or all fail with the same error.
+#include "checkpoint/writer.h"
+
 #include <fmt/format.h>
 #include <algorithm>
+#include <atomic>
 #include <cmath>
-#include <future>
+#include <cstring>
 #include <optional>
 #include <random>
 #include <utility>
 
-#include "checkpoint/checkpoint.h"
 #include "checkpoint/collective.h"
 #include "checkpoint/commit.h"
-#include "checkpoint/manifest.h"
 #include "checkpoint/plan.h"
 #include "checkpoint/scalars_json.h"
+#include "checkpoint/span_writer.h"
 #include "checkpoint/transfer.h"
 #include "kernels/base/error.h"
 
@@ -77,102 +79,140 @@ json from_message(const std::string& bytes) {
   return json::from_cbor(bytes.begin(), bytes.end());
 }
 
-class Save {
+// Owned by the threads of its phases as well: one that a disk holds for good keeps what it uses.
+class Save : public std::enable_shared_from_this<Save> {
  public:
-  Save(comm::Communicator& communicator, fs::path dir, std::int64_t step, const State& state,
-       const SaveOptions& options)
-      : communicator_(communicator),
-        dir_(std::move(dir)),
-        step_(step),
-        state_(state),
-        options_(options),
-        target_(dir_ / step_name(step)),
-        doing_(fmt::format("saving '{}'", target_.string())),
-        is_first_(communicator.rank() == 0) {}
+  Save(comm::Communicator& communicator, SaveJob job)
+      : rank_(communicator.rank()),
+        world_(communicator.size()),
+        job_(std::move(job)),
+        doing_(fmt::format("saving '{}'", job_.target.string())) {}
 
-  Saved run() {
-    plan();
-    Saved saved;
-    try {
-      together(communicator_, doing_, [&] { return prepare(); });
-      together(communicator_, doing_, [&] { return write(); });
-      hash();
-      const auto messages = together(communicator_, doing_, [&] { return commit(); });
-      const json told = json::parse(messages.front());
-      saved.line = options_.line;
-      saved.line.run = told.at("run").get<std::string>();
-      saved.line.parent_commit = told.at("commit").get<std::int64_t>();
-      saved.warnings = told.at("warnings").get<std::vector<std::string>>();
-    } catch (const Error& error) {
-      const std::string leftover = pending_ ? pending_->roll_back() : std::string();
-      if (error.code() != ErrorCode::checkpoint) throw;  // a rank is gone: no more exchanges
-      // Only rank 0 knows whether the partial folder is gone, and all throw the same.
-      const auto leftovers = communicator_.exchange(leftover, {.phase = comm::Phase::checkpoint});
-      if (leftovers.front().empty()) throw;
-      throw Error(error.code(), fmt::format("{}; {}", error.what(), leftovers.front()));
-    }
-    saved.path = target_;
-    saved.line.parent = save_id_;
-    return saved;
-  }
+  Saved run(comm::Communicator& communicator);
 
  private:
-  void plan();
-  std::string describe_own_state() const;
+  using Phase = std::string (Save::*)();
+  std::vector<std::string> all(comm::Communicator& communicator, Phase phase);
+  void plan(comm::Communicator& communicator);
+  void collect(const std::vector<std::string>& sums);
+  [[noreturn]] void give_up(comm::Communicator& communicator, const Error& error);
+
+  // Phases: each is a rank's part, on a thread of its own.
+  std::string describe_own_state();
   std::string prepare();
   std::string write();
-  void hash();
   std::string commit();
+  std::string roll_back();
+
+  void write_file_of(std::size_t index, File& file);
   void check_extra_files() const;
+  [[nodiscard]] bool is_first() const { return rank_ == 0; }
 
-  comm::Communicator& communicator_;
-  fs::path dir_;
-  std::int64_t step_;
-  const State& state_;
-  const SaveOptions& options_;
-  fs::path target_;
+  const int rank_;
+  const int world_;
+  SaveJob job_;
   std::string doing_;
-  bool is_first_;
-
   std::string save_id_;
   fs::path partial_;
   SavePlan plan_;
-  std::optional<PendingStep> pending_;  // rank 0's
-  std::vector<File> files_;             // those that this rank has written to
+  std::unique_ptr<Destination> destination_;      // rank 0's
+  std::vector<std::vector<std::uint64_t>> sums_;  // this rank's chunks, by file
   std::vector<FileRecord> records_;
+  std::atomic<bool> busy_{false};  // a phase is under way
+  bool stuck_ = false;             // and will not end
 };
 
-std::string Save::describe_own_state() const {
-  check_scalars(json_of(state_.scalars), "");
-  if (is_first_) check_extra_files();
-  const PieceLists pieces = list_pieces(state_);
+std::vector<std::string> Save::all(comm::Communicator& communicator, Phase phase) {
+  const auto work = [self = shared_from_this(), phase] {
+    self->busy_.store(true);
+    struct Done {
+      std::atomic<bool>& busy;
+      ~Done() { busy.store(false); }
+    } const done{self->busy_};
+    return (*self.*phase)();
+  };
+  return together(communicator, doing_, work,
+                  {.timeout = job_.options.stall_timeout, .may_abandon = true});
+}
+
+Saved Save::run(comm::Communicator& communicator) {
+  plan(communicator);
+  Saved saved;
+  saved.path = job_.target;
+  try {
+    all(communicator, &Save::prepare);
+    collect(all(communicator, &Save::write));
+    const std::string told = all(communicator, &Save::commit).front();
+    if (told.empty()) return saved;
+    const json line = json::parse(told);
+    saved.line = job_.options.line;
+    saved.line.run = line.at("run").get<std::string>();
+    saved.line.parent = save_id_;
+    saved.line.parent_commit = line.at("commit").get<std::int64_t>();
+    saved.warnings = line.at("warnings").get<std::vector<std::string>>();
+  } catch (const Error& error) {
+    give_up(communicator, error);
+  }
+  return saved;
+}
+
+void Save::give_up(comm::Communicator& communicator, const Error& error) {
+  if (error.code() != ErrorCode::checkpoint) {  // a rank is gone: no more exchanges
+    if (!busy_.load()) roll_back();
+    throw error;
+  }
+  std::string leftover;
+  try {
+    // A phase that is still under way hangs in the kernel, and has the folder.
+    if (busy_.load()) stuck_ = true;
+    // Only rank 0 knows whether the partial folder is gone, and all throw the same.
+    leftover = all(communicator, &Save::roll_back).front();
+  } catch (const Error& second) {
+    if (second.code() != ErrorCode::checkpoint) throw;
+    leftover = second.what();
+  }
+  if (leftover.empty()) throw error;
+  throw Error(error.code(), fmt::format("{}; {}", error.what(), leftover));
+}
+
+std::string Save::describe_own_state() {
+  const State& state = job_.state;
+  check_scalars(json_of(state.scalars), "");
+  if (is_first()) check_extra_files();
+  const PieceLists pieces = list_pieces(state);
   std::random_device random;
   const std::uint64_t id = (static_cast<std::uint64_t>(random()) << 32) | random();
+  const SaveOptions& options = job_.options;
   return to_message({{"save id", to_hex(id)},
                      {"same",
-                      {{"step", step_},
-                       {"options", fmt::format("{} {} {}", static_cast<int>(options_.type),
-                                               name_of(options_.model_dtype), options_.keep)},
-                       {"model tensors", tensors_fingerprint(state_.model)},
-                       {"optimizer tensors", tensors_fingerprint(state_.optimizer)},
-                       {"scalars", to_hex(checksum(json_of(state_.scalars).dump()))}}},
+                      {{"step", job_.step},
+                       {"options", fmt::format("{} {} {} {}", static_cast<int>(options.type),
+                                               name_of(options.model_dtype), options.keep,
+                                               options.max_file_size)},
+                       {"model tensors", tensors_fingerprint(state.model)},
+                       {"optimizer tensors", tensors_fingerprint(state.optimizer)},
+                       {"scalars", to_hex(checksum(json_of(state.scalars).dump()))}}},
                      {"model", runs_to_json(pieces.model)},
                      {"optimizer", runs_to_json(pieces.optimizer)}});
 }
 
 void Save::check_extra_files() const {
-  for (const auto& [name, contents] : options_.files) {
-    TESSERA_REQUIRE(is_plain_name(name) && name != manifest_name && !name.ends_with(".safetensors"),
+  for (const auto& [name, contents] : job_.options.files) {
+    TESSERA_REQUIRE(is_plain_name(name) && name != manifest_name &&
+                        !name.ends_with(".safetensors") &&
+                        !name.ends_with(".safetensors.index.json"),
                     "an extra file of a checkpoint cannot be named '{}'", name);
   }
 }
 
-void Save::plan() {
-  TESSERA_REQUIRE(step_ >= 0, "step {} is negative", step_);
-  TESSERA_REQUIRE(options_.keep >= 0, "keep {} is negative", options_.keep);
-  TESSERA_REQUIRE(is_floating(options_.model_dtype), "model_dtype {} is not a floating dtype",
-                  name_of(options_.model_dtype));
-  const auto messages = together(communicator_, doing_, [&] { return describe_own_state(); });
+void Save::plan(comm::Communicator& communicator) {
+  const SaveOptions& options = job_.options;
+  TESSERA_REQUIRE(job_.step >= 0, "step {} is negative", job_.step);
+  TESSERA_REQUIRE(options.keep >= 0, "keep {} is negative", options.keep);
+  TESSERA_REQUIRE(options.stall_timeout.count() >= 0, "stall_timeout is negative");
+  TESSERA_REQUIRE(is_floating(options.model_dtype), "model_dtype {} is not a floating dtype",
+                  name_of(options.model_dtype));
+  const auto messages = all(communicator, &Save::describe_own_state);
   std::vector<PieceLists> pieces;
   json first;
   for (std::size_t rank = 0; rank < messages.size(); ++rank) {
@@ -186,144 +226,184 @@ void Save::plan() {
         {runs_from_json(message.at("model")), runs_from_json(message.at("optimizer"))});
   }
   save_id_ = first.at("save id").get<std::string>();
-  partial_ = dir_ / partial_name(step_, save_id_);
+  partial_ = job_.partial(save_id_);
   // From the same input, every rank comes to the same verdict.
-  check_coverage(state_, pieces);
-  plan_ = plan_save(state_, options_, pieces, communicator_.rank());
+  check_coverage(job_.state, pieces);
+  plan_ = plan_save(job_.state, options, pieces, rank_, job_.with_optimizer);
+  sums_.resize(plan_.files.size());
+  if (is_first()) job_.options.files.merge(plan_.texts);
 }
 
-// Rank 0 makes the folder, and every file at its full size, so that the others only open and write.
+// Rank 0 makes the folder, and at its full size every file that ranks share, so that the others
+// only open and write.
 std::string Save::prepare() {
-  if (!is_first_) return {};
+  if (!is_first()) return {};
   std::uint64_t needed = plan_.total_bytes();
-  for (const auto& [name, contents] : options_.files) needed += contents.size();
-  pending_.emplace(dir_, step_, save_id_, needed, options_.line);
+  for (const auto& [name, contents] : job_.options.files) needed += contents.size();
+  destination_ = job_.destination(save_id_);
+  destination_->prepare(needed);
   for (const PlannedFile& planned : plan_.files) {
+    if (!planned.shared) continue;
     File file = File::create(partial_ / planned.name);
     file.resize(planned.bytes);
     file.close();
   }
-  for (const auto& [name, contents] : options_.files) write_file(partial_ / name, contents);
+  for (const auto& [name, contents] : job_.options.files) write_file(partial_ / name, contents);
   return {};
 }
 
-std::string Save::write() {
-  Staging staging;
-  std::size_t next = 0;
-  for (std::size_t i = 0; i < plan_.files.size(); ++i) {
-    const PlannedFile& planned = plan_.files[i];
-    const bool writes_header = planned.creator == communicator_.rank();
-    const bool writes_data = next < plan_.writes.size() && plan_.writes[next].file == i;
-    if (!writes_header && !writes_data) continue;
-    File file = File::open_for_writing(partial_ / planned.name);
-    if (writes_header) file.write_at(0, planned.header.data(), planned.header.size());
-    for (; next < plan_.writes.size() && plan_.writes[next].file == i; ++next) {
-      const PlannedWrite& run = plan_.writes[next];
-      const auto put = [&](std::uint64_t offset, const void* data, std::size_t bytes) {
-        file.write_at(run.offset + offset, data, bytes);
-      };
-      if (run.in_file) {
-        staging.store(run.in_file, run.count, run.memory_dtype, run.file_dtype, put);
-      } else {
-        staging.store(run.data, run.device, run.count, run.memory_dtype, run.file_dtype, put);
-      }
-    }
-    files_.push_back(std::move(file));
-  }
-  return {};
-}
-
-// Makes this rank's writes durable while it reads its share of all chunks back, out of the page
-// cache, for their checksums: a chunk of a full file has parts of several ranks.
-void Save::hash() {
-  std::uint64_t chunks = 0;
-  for (const PlannedFile& planned : plan_.files) {
-    const std::uint64_t chunk_bytes = chunk_bytes_of(planned.bytes);
-    records_.push_back({planned.name, planned.bytes, chunk_bytes,
-                        std::vector<std::uint64_t>(
-                            static_cast<std::size_t>(chunk_count(planned.bytes, chunk_bytes)))});
-    chunks += records_.back().chunks.size();
-  }
-  const auto world = static_cast<std::uint64_t>(communicator_.size());
-  const auto share = [&](std::uint64_t rank) { return chunks * rank / world; };
-  const auto for_each_of = [&](std::uint64_t rank, auto&& body) {
-    std::uint64_t index = 0;
-    for (FileRecord& record : records_) {
-      const std::uint64_t begin = std::max(share(rank), index);
-      const std::uint64_t end = std::min(share(rank + 1), index + record.chunks.size());
-      if (begin < end) body(record, begin - index, end - index);
-      index += record.chunks.size();
-    }
+// A rank's part of a file, front to back.
+void Save::write_file_of(std::size_t index, File& file) {
+  const PlannedFile& planned = plan_.files[index];
+  const auto by_file = [](const PlannedWrite& write, std::size_t wanted) {
+    return write.file < wanted;
   };
+  auto next = std::lower_bound(plan_.writes.begin(), plan_.writes.end(), index, by_file);
+  SpanWriter writer(file, chunk_bytes_of(planned.bytes));
+  if (planned.creator == rank_) writer.put(planned.header.data(), planned.header.size());
+  Staging staging;
+  const auto put = [&](std::uint64_t /*offset*/, const void* data, std::size_t bytes) {
+    writer.put(data, bytes);
+  };
+  for (; next != plan_.writes.end() && next->file == index; ++next) {
+    if (next->offset != writer.offset()) writer.begin(next->offset);
+    if (next->in_file) {
+      staging.store(next->in_file, next->count, next->memory_dtype, next->file_dtype, put);
+    } else {
+      staging.store(next->data, next->device, next->count, next->memory_dtype, next->file_dtype,
+                    put);
+    }
+  }
+  sums_[index] = writer.finish();
+}
 
-  const auto messages = together(communicator_, doing_, [&] {
-    SystemCalls& calls = system_calls();
-    auto synced = std::async(std::launch::async, [&] {
-      const ScopedSystemCalls same_calls(calls);
-      for (File& file : files_) file.sync();
-    });
-    std::string sums;
-    std::vector<std::byte> buffer;
-    for_each_of(static_cast<std::uint64_t>(communicator_.rank()),
-                [&](const FileRecord& record, std::uint64_t begin, std::uint64_t end) {
-                  const File file = File::open_for_reading(partial_ / record.name);
-                  for (std::uint64_t chunk = begin; chunk < end; ++chunk) {
-                    const std::uint64_t offset = chunk * record.chunk_bytes;
-                    buffer.resize(static_cast<std::size_t>(
-                        std::min(record.chunk_bytes, record.bytes - offset)));
-                    file.read_at(offset, buffer.data(), buffer.size());
-                    sums += to_hex(checksum(buffer.data(), buffer.size()));
-                  }
-                });
-    synced.get();
-    for (File& file : files_) file.close();
-    files_.clear();
-    return sums;
-  });
-  for (std::size_t rank = 0; rank < messages.size(); ++rank) {
-    std::size_t next = 0;
-    for_each_of(rank, [&](FileRecord& record, std::uint64_t begin, std::uint64_t end) {
-      for (std::uint64_t chunk = begin; chunk < end; ++chunk, next += 16) {
-        record.chunks[static_cast<std::size_t>(chunk)] =
-            std::stoull(messages[rank].substr(next, 16), nullptr, 16);
-      }
-    });
+// Ranks begin with different files: a file system lets one write into a file at a time.
+std::string Save::write() {
+  std::vector<File> files;
+  const std::size_t count = plan_.files.size();
+  const std::size_t first =
+      count * static_cast<std::size_t>(rank_) / static_cast<std::size_t>(world_);
+  for (std::size_t n = 0; n < count; ++n) {
+    const std::size_t index = (first + n) % count;
+    const PlannedFile& planned = plan_.files[index];
+    const bool takes_part =
+        std::any_of(planned.spans.begin(), planned.spans.end(),
+                    [this](const FileSpan& span) { return span.rank == rank_; });
+    if (!takes_part) continue;
+    const fs::path path = partial_ / planned.name;
+    files.push_back(planned.shared ? File::open_for_writing(path) : File::create(path));
+    write_file_of(index, files.back());
+  }
+  if (job_.after_reading) job_.after_reading();
+  for (File& file : files) file.sync();
+  for (File& file : files) file.close();
+  std::string message;
+  for (const auto& of_file : sums_) {
+    message.append(reinterpret_cast<const char*>(of_file.data()),
+                   of_file.size() * sizeof(std::uint64_t));
+  }
+  return message;
+}
+
+// Every rank's checksums to their places.
+void Save::collect(const std::vector<std::string>& sums) {
+  if (!is_first()) return;
+  std::vector<std::size_t> next(sums.size(), 0);
+  for (const PlannedFile& planned : plan_.files) {
+    FileRecord& record = records_.emplace_back(planned.record());
+    const ChunkMap map(record.bytes, record.chunk_bytes, record.cuts);
+    record.chunks.resize(map.count());
+    for (std::size_t span = 0; span < planned.spans.size(); ++span) {
+      const auto rank = static_cast<std::size_t>(planned.spans[span].rank);
+      const std::size_t first = map.first_of_span(span);
+      const std::size_t bytes = (map.first_of_span(span + 1) - first) * sizeof(std::uint64_t);
+      TESSERA_REQUIRE(next[rank] + bytes <= sums[rank].size(),
+                      "rank {} has not given all checksums of '{}'", rank, planned.name);
+      std::memcpy(record.chunks.data() + first, sums[rank].data() + next[rank], bytes);
+      next[rank] += bytes;
+    }
   }
 }
 
 std::string Save::commit() {
-  if (!is_first_) return {};
+  if (!is_first()) return {};
   Manifest manifest;
   manifest.save_id = save_id_;
-  manifest.step = step_;
-  manifest.world_size = communicator_.size();
-  manifest.type = options_.type;
+  manifest.step = job_.step;
+  manifest.world_size = world_;
+  manifest.type = job_.options.type;
   manifest.files = std::move(records_);
-  for (const auto& [name, contents] : options_.files) {
+  for (const auto& [name, contents] : job_.options.files) {
     FileRecord& record = manifest.files.emplace_back(
         FileRecord{name, contents.size(), chunk_bytes_of(contents.size()), {}});
-    for (std::size_t offset = 0; offset < contents.size(); offset += record.chunk_bytes) {
-      record.chunks.push_back(
-          checksum(std::string_view(contents).substr(offset, record.chunk_bytes)));
-    }
+    ChunkHasher hasher(record.chunk_bytes);
+    hasher.update(contents.data(), contents.size());
+    hasher.cut();
+    record.chunks = hasher.sums();
   }
   manifest.model = std::move(plan_.model);
   manifest.optimizer = std::move(plan_.optimizer);
-  manifest.scalars = state_.scalars;
-  manifest.lineage = pending_->lineage();
-  manifest.score = options_.score;
-  const auto warnings =
-      pending_->commit(to_text(manifest), {options_.keep, options_.keep_best}, options_.score);
-  const json told{
-      {"run", manifest.lineage.run}, {"commit", manifest.lineage.commit}, {"warnings", warnings}};
-  return told.dump(-1, ' ', false, json::error_handler_t::replace);
+  manifest.scalars = job_.state.scalars;
+  manifest.score = job_.options.score;
+  return destination_->commit(std::move(manifest));
 }
+
+std::string Save::roll_back() {
+  if (stuck_)
+    return fmt::format("the unfinished '{}' stays until the next save", partial_.string());
+  return destination_ ? destination_->roll_back() : std::string();
+}
+
+class StepDestination final : public Destination {
+ public:
+  StepDestination(fs::path dir, std::int64_t step, std::string save_id, const SaveOptions& options)
+      : dir_(std::move(dir)), step_(step), save_id_(std::move(save_id)), options_(options) {}
+  void prepare(std::uint64_t needed_bytes) override {
+    pending_.emplace(dir_, step_, save_id_, needed_bytes, options_.line);
+  }
+  std::string commit(Manifest manifest) override {
+    manifest.lineage = pending_->lineage();
+    const auto warnings =
+        pending_->commit(to_text(manifest), {options_.keep, options_.keep_best}, options_.score);
+    const json told{
+        {"run", manifest.lineage.run}, {"commit", manifest.lineage.commit}, {"warnings", warnings}};
+    return told.dump(-1, ' ', false, json::error_handler_t::replace);
+  }
+  std::string roll_back() noexcept override {
+    return pending_ ? pending_->roll_back() : std::string();
+  }
+
+ private:
+  fs::path dir_;
+  std::int64_t step_;
+  std::string save_id_;
+  SaveOptions options_;
+  std::optional<PendingStep> pending_;
+};
 
 }  // namespace
 
+SaveJob step_job(const fs::path& dir, std::int64_t step, State state, const SaveOptions& options) {
+  SaveJob job;
+  job.target = dir / step_name(step);
+  job.step = step;
+  job.state = std::move(state);
+  job.options = options;
+  job.partial = [dir, step](const std::string& id) { return dir / partial_name(step, id); };
+  job.destination = [dir, step, options](const std::string& id) {
+    return std::make_unique<StepDestination>(dir, step, id, options);
+  };
+  return job;
+}
+
+Saved run_save(comm::Communicator& communicator, SaveJob job) {
+  const auto save = std::make_shared<Save>(communicator, std::move(job));
+  return save->run(communicator);
+}
+
 Saved save(comm::Communicator& communicator, const std::string& dir, std::int64_t step,
            const State& state, const SaveOptions& options) {
-  return Save(communicator, dir, step, state, options).run();
+  return run_save(communicator, step_job(dir, step, state, options));
 }
 
 }  // namespace tessera::checkpoint

@@ -108,6 +108,10 @@ struct CheckpointRecipe {
   checkpoint::StateDictType state_dict_type = checkpoint::StateDictType::full;
   std::string resume = "auto";  // auto, never, or a path
   DType dtype = DType::float32;
+  bool async = false;                           // training goes on while a copy is written
+  std::uint64_t max_file_size = 5'000'000'000;  // of FULL; 0: one file
+  double stall_timeout = 300;                   // seconds; 0: never
+  std::optional<std::string> export_folder;     // weights alone, at the end
 };
 
 struct LogRecipe {

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
+#include "cli/bytes_text.h"
 #include "cli/recipe_values.h"
 
 namespace tessera::cli {
@@ -79,6 +80,24 @@ RecipeKey key(std::string name, Access access, std::string help, Range range = {
       return access(recipe);
     }
   };
+  return row;
+}
+
+// A key whose value is a number of bytes, as "5GB" or 5000000000.
+template <class Access>
+RecipeKey byte_count(std::string name, Access access, std::string help) {
+  RecipeKey row;
+  row.name = name;
+  row.type = "bytes, as 5GB";
+  row.help = std::move(help);
+  row.free_text = true;
+  row.read = [=](Recipe& recipe, const YamlNode& node) {
+    const std::string text = node.kind == YamlNode::Kind::scalar ? node.text : std::string();
+    const auto bytes = text == "0" ? std::optional<std::uint64_t>(0) : parse_bytes(text);
+    if (!bytes) refuse_value(node, name, "a number of bytes, as 5GB or 500MiB, or 0");
+    access(recipe) = *bytes;
+  };
+  row.write = [=](const Recipe& recipe) -> nlohmann::json { return access(recipe); };
   return row;
 }
 
@@ -411,6 +430,23 @@ std::vector<RecipeKey> checkpoint_keys() {
           "the start; `never`; or the path of one. What other runs saved in `dir` stays."),
       choice(TESSERA_KEY(checkpoint, dtype), floating_types,
              "The dtype of the model's weights in the file."),
+      key(TESSERA_KEY(checkpoint, async),
+          "Training goes on while a checkpoint is written: the step pays for a copy of the rank's "
+          "state in memory. One is written at a time, and the next one waits for it."),
+      byte_count(TESSERA_KEY(checkpoint, max_file_size),
+                 "FULL_STATE_DICT: what is more goes into numbered files with an index, as Hugging "
+                 "Face has it; 0: one file."),
+      key(TESSERA_KEY(checkpoint, stall_timeout),
+          "Seconds. A slow disk ends no save; one of which no call comes back for so long ends the "
+          "run, by name. 0: never.",
+          at_least(0)),
+      default_is("none",
+                 key(
+                     "checkpoint.export",
+                     [](auto& recipe) -> auto& { return recipe.checkpoint.export_folder; },
+                     "A folder that gets the weights alone when the last step is done, with "
+                     "config.json and the tokenizer of model.pretrained: a Hugging Face "
+                     "folder.")),
   };
 }
 

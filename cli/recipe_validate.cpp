@@ -153,6 +153,10 @@ void validate(const Recipe& recipe, int world_size) {
       recipe.given.contains("checkpoint.every") && recipe.checkpoint.every > 0;
   check(recipe.checkpoint.dir || !wants_checkpoints, recipe, "checkpoint.every",
         "needs checkpoint.dir, the folder to save into");
+  check(!recipe.checkpoint.async || (recipe.checkpoint.dir && recipe.checkpoint.every > 0), recipe,
+        "checkpoint.async", "needs checkpoint.dir and checkpoint.every");
+  check(!recipe.checkpoint.export_folder || !recipe.checkpoint.export_folder->empty(), recipe,
+        "checkpoint.export", "is empty");
   check(recipe.checkpoint.keep_best == 0 || recipe.data.valid, recipe, "checkpoint.keep_best",
         "needs data.valid, the text whose loss says which checkpoint is best");
 }

@@ -86,6 +86,10 @@ struct TrainCommand {
             "a save was asked for; nothing saved, since there is no checkpoint.dir, or "
             "checkpoint.every is 0");
       }
+      for (const std::string& note :
+           last || interrupted ? training.finish_save() : training.finished_save()) {
+        progress.note(note);
+      }
       if (interrupted) {
         progress.note(
             every > 0 ? fmt::format("stopped by signal {} after saving step {}",
@@ -96,6 +100,7 @@ struct TrainCommand {
         return signal_exit_base + training.interruption();
       }
     }
+    if (const auto exported = training.export_weights()) progress.note(*exported);
     return 0;
   }
 

@@ -117,6 +117,7 @@ struct StepReport {
   std::int64_t cached_bytes = 0;
   int interruption = 0;
   int save_requests = 0;
+  int save_failed = 0;
 };
 
 }  // namespace
@@ -144,6 +145,9 @@ TrainingRun::TrainingRun(const Recipe& recipe, Context context)
                 where(recipe_, "model.seq_len"), recipe_.model.seq_len, model_->positions());
   sharded_.emplace(*model_, context_, sharding_options(recipe_, context_, *model_));
   optimizer_ = make_optimizer(recipe_.train, sharded_->parameters());
+  if (saves() && recipe_.checkpoint.async) {
+    saver_ = std::make_unique<AsyncSaver>(context_, *sharded_, *optimizer_);
+  }
 }
 
 void TrainingRun::open_data(const Tokenizer& tokenizer) {
@@ -202,6 +206,8 @@ StepMetrics TrainingRun::step() {
   optimizer_->set_learning_rate(metrics.lr);
   optimizer_->step();
   optimizer_->zero_grad();
+  // What is made at all is made by the first step, so that a plan and a measurement see it.
+  if (saver_ && !std::exchange(saver_ready_, true)) saver_->reserve();
 
   position_.steps += 1;
   position_.micro_batches += accumulated;
@@ -233,13 +239,18 @@ std::int64_t TrainingRun::cached_bytes() const {
 }
 
 void TrainingRun::agree(StepMetrics& metrics, double loss) {
-  StepReport mine{loss, peak_bytes(), cached_bytes(), InterruptionWatch::signal(),
-                  SaveRequests::count()};
+  StepReport mine{loss,
+                  peak_bytes(),
+                  cached_bytes(),
+                  InterruptionWatch::signal(),
+                  SaveRequests::count(),
+                  saver_ && saver_->failed() ? 1 : 0};
   std::string bytes(sizeof mine, '\0');
   std::memcpy(bytes.data(), &mine, sizeof mine);
   double total = 0;
   interruption_ = 0;
   save_requests_before_ = save_requests_;
+  bool save_failed = false;
   const comm::Tag tag{static_cast<std::uint64_t>(position_.steps), 0, comm::Phase::metrics};
   for (const std::string& part : context_.communicator().exchange(bytes, tag)) {
     StepReport report;
@@ -249,7 +260,9 @@ void TrainingRun::agree(StepMetrics& metrics, double loss) {
     metrics.cached_bytes = std::max(metrics.cached_bytes, report.cached_bytes);
     interruption_ = std::max(interruption_, report.interruption);
     save_requests_ = std::max<std::int64_t>(save_requests_, report.save_requests);
+    save_failed = save_failed || report.save_failed != 0;
   }
+  if (save_failed) (void)saver_->wait();  // throws the same on every rank
   metrics.loss = static_cast<float>(total / context_.world_size());
 }
 

@@ -2,13 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/async_save.h"
 #include "cli/metrics.h"
 #include "cli/recipe.h"
 #include "engine/data/samples.h"
@@ -47,10 +48,16 @@ class TrainingRun {
   StepMetrics step();
   // Collective. Mean loss over the recipe's validation batches.
   double evaluate();
-  // Collective. Writes a checkpoint of the present position; `valid_loss` is that of this position,
-  // for checkpoint.keep_best. Notes for the user come back, a warning once, however many saves
-  // repeat it.
+  // Collective. Writes a checkpoint of the present position, or with checkpoint.async begins to;
+  // `valid_loss` is that of this position, for checkpoint.keep_best. Notes for the user come back;
+  // a warning once, however many saves repeat it.
   std::vector<std::string> save(std::optional<double> valid_loss = {});
+  // Of a checkpoint that was being written while training went on, notes when it has come to its
+  // end; the second waits for that, and throws what it failed with. (Each step throws it as well.)
+  std::vector<std::string> finished_save();
+  std::vector<std::string> finish_save();
+  // Collective. What the recipe's checkpoint.export asks for: a note when there is such.
+  std::optional<std::string> export_weights();
 
   [[nodiscard]] const TrainingPosition& position() const { return position_; }
   [[nodiscard]] bool evaluates() const { return validation_ != nullptr; }
@@ -66,12 +73,16 @@ class TrainingRun {
  private:
   void open_data(const Tokenizer& tokenizer);
   void load_pretrained();
+  [[nodiscard]] bool saves() const {
+    return recipe_.checkpoint.dir && recipe_.checkpoint.every > 0;
+  }
+  [[nodiscard]] std::map<std::string, std::string> files_beside_weights() const;
+  std::vector<std::string> note_saved(checkpoint::Saved saved, const std::string& how);
   bool resume_restarted(std::vector<std::string>& notes);
   // The step's folder, or nothing when there is none.
   std::optional<std::string> resume_newest(const std::string& dir, const checkpoint::Search& search,
                                            std::vector<std::string>& notes);
   void resume_from(const std::string& path, std::vector<std::string>& notes);
-  std::vector<std::string> take(const checkpoint::Saved& saved);
   void start_line(const std::string& from, std::vector<std::string>& notes);
   void take_position(const Scalars& scalars, const std::string& folder);
   double forward_backward(std::int64_t micro_batch, std::int64_t accumulated);
@@ -96,6 +107,9 @@ class TrainingRun {
   checkpoint::Line line_;
   std::set<std::string> told_;  // warnings of saves
   std::int64_t peak_resident_ = 0;
+  std::map<std::string, std::string> model_files_;  // rank 0's: of a pretrained folder
+  std::unique_ptr<AsyncSaver> saver_;               // goes first: it may be writing
+  bool saver_ready_ = false;
 };
 
 // The model's configuration: the recipe's, or a pretrained folder's with the recipe's changes.

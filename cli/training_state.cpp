@@ -1,10 +1,13 @@
 // What a run reads and writes: pretrained weights, checkpoints, the position in them.
 #include <fmt/format.h>
+#include <chrono>
 #include <cmath>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/collective.h"
+#include "checkpoint/export.h"
 #include "checkpoint/file.h"
 #include "checkpoint/sharded_state.h"
 #include "cli/restart.h"
@@ -21,6 +24,11 @@ nlohmann::json read_json(const std::filesystem::path& path) {
   nlohmann::json json = nlohmann::json::parse(stream, nullptr, false);
   TESSERA_CHECK(json.is_object(), ErrorCode::configuration, "{}: not a JSON object", path.string());
   return json;
+}
+
+std::chrono::milliseconds stall_timeout(const Recipe& recipe) {
+  return std::chrono::milliseconds(
+      static_cast<std::int64_t>(recipe.checkpoint.stall_timeout * 1000));
 }
 
 }  // namespace
@@ -132,12 +140,29 @@ std::vector<std::string> TrainingRun::resume() {
 }
 
 void TrainingRun::prepare_folder() {
-  if (!recipe_.checkpoint.dir || recipe_.checkpoint.every == 0) return;
-  const std::string place = where(recipe_, "checkpoint.dir");
-  checkpoint::together(context_.communicator(), place, [&] {
-    if (context_.is_main()) checkpoint::create_folders(*recipe_.checkpoint.dir);
-    return std::string();
-  });
+  const CheckpointRecipe& wanted = recipe_.checkpoint;
+  const auto on_main = [this](const char* key, const std::function<void()>& work) {
+    checkpoint::together(context_.communicator(), where(recipe_, key), [this, &work] {
+      if (context_.is_main()) work();
+      return std::string();
+    });
+  };
+  if (saves()) {
+    on_main("checkpoint.dir", [&] { checkpoint::create_folders(*wanted.dir); });
+  }
+  if (wanted.export_folder) {
+    on_main("checkpoint.export", [&] { checkpoint::check_export_folder(*wanted.export_folder); });
+  }
+  if (recipe_.model.pretrained && (saves() || wanted.export_folder)) {
+    on_main("model.pretrained",
+            [&] { model_files_ = checkpoint::read_model_files(*recipe_.model.pretrained); });
+  }
+}
+
+std::map<std::string, std::string> TrainingRun::files_beside_weights() const {
+  std::map<std::string, std::string> files = model_files_;
+  files["config.json"] = model_->config(recipe_.checkpoint.dtype).dump(2) + "\n";
+  return files;
 }
 
 void TrainingRun::take_position(const Scalars& scalars, const std::string& folder) {
@@ -170,6 +195,8 @@ std::vector<std::string> TrainingRun::save(std::optional<double> valid_loss) {
   options.type = recipe_.checkpoint.state_dict_type;
   options.model_dtype = recipe_.checkpoint.dtype;
   options.keep = static_cast<int>(recipe_.checkpoint.keep);
+  options.max_file_size = recipe_.checkpoint.max_file_size;
+  options.stall_timeout = stall_timeout(recipe_);
   options.scalars.set("position/steps", position_.steps)
       .set("position/micro_batches", position_.micro_batches)
       .set("position/samples", position_.samples)
@@ -177,25 +204,63 @@ std::vector<std::string> TrainingRun::save(std::optional<double> valid_loss) {
       .set("seq_len", recipe_.model.seq_len)
       .set("seed", recipe_.train.seed)
       .set("shuffle", recipe_.data.shuffle);
-  options.files["config.json"] = model_->config(recipe_.checkpoint.dtype).dump(2) + "\n";
+  options.files = files_beside_weights();
   options.files["recipe.json"] = to_json(recipe_).dump(2) + "\n";
-  options.line = line_;
   options.keep_best = static_cast<int>(recipe_.checkpoint.keep_best);
   if (valid_loss && std::isfinite(*valid_loss)) {
     options.score = valid_loss;
     options.scalars.set("valid_loss", *valid_loss);
   }
-  return take(tessera::save(context_, *recipe_.checkpoint.dir, *sharded_, *optimizer_, options));
+  const std::string& dir = *recipe_.checkpoint.dir;
+  if (!saver_) {
+    options.line = line_;
+    return note_saved(tessera::save(context_, dir, *sharded_, *optimizer_, options), "");
+  }
+  const bool waits = saver_->in_flight() && !saver_->ended();
+  const auto asked = std::chrono::steady_clock::now();
+  std::vector<std::string> notes = finish_save();
+  const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - asked;
+  options.line = line_;  // as the save before has left it
+  const AsyncSaver::Pause pause = saver_->save(dir, options);
+  std::string note =
+      fmt::format("saving step {}: copied in {:.3f} s", position_.steps, pause.copied_seconds);
+  if (waits) note += fmt::format(", after {:.3f} s of waiting for the one before", waited.count());
+  notes.push_back(std::move(note));
+  return notes;
 }
 
-// What is saved next has this save as its parent.
-std::vector<std::string> TrainingRun::take(const checkpoint::Saved& saved) {
+std::vector<std::string> TrainingRun::note_saved(checkpoint::Saved saved, const std::string& how) {
   line_ = saved.line;
-  std::vector<std::string> notes = {"saved " + saved.path};
+  std::vector<std::string> notes{"saved " + saved.path + how};
   for (const std::string& warning : saved.warnings) {
     if (told_.insert(warning).second) notes.push_back("warning: " + warning);
   }
   return notes;
+}
+
+std::vector<std::string> TrainingRun::finish_save() {
+  if (!saver_) return {};
+  const auto finished = saver_->wait();
+  if (!finished) return {};
+  return note_saved(finished->saved, fmt::format(" in {:.3f} s", finished->seconds));
+}
+
+std::vector<std::string> TrainingRun::finished_save() {
+  // A failure is for all ranks to throw at one place.
+  if (!saver_ || !saver_->ended() || saver_->failed()) return {};
+  return finish_save();
+}
+
+std::optional<std::string> TrainingRun::export_weights() {
+  if (!recipe_.checkpoint.export_folder) return std::nullopt;
+  const checkpoint::State state =
+      checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::save);
+  checkpoint::export_model(context_.communicator(), *recipe_.checkpoint.export_folder, state.model,
+                           {.dtype = recipe_.checkpoint.dtype,
+                            .max_file_size = recipe_.checkpoint.max_file_size,
+                            .files = files_beside_weights(),
+                            .stall_timeout = stall_timeout(recipe_)});
+  return "exported the weights to " + *recipe_.checkpoint.export_folder;
 }
 
 }  // namespace tessera::cli

@@ -2,7 +2,9 @@
 // checkpoints.
 #pragma once
 
+#include "checkpoint/async_save.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/export.h"
 #include "checkpoint/sharded_state.h"
 #include "engine/autograd.h"
 #include "engine/data/tensor_loader.h"

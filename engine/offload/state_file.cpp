@@ -8,10 +8,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <mutex>
 #include <system_error>
 
 #include "engine/memory.h"
@@ -57,12 +60,40 @@ std::uint64_t available_bytes(const std::string& folder) {
 
 }  // namespace
 
+struct StateFile::Holders {
+  std::mutex mutex;
+  std::condition_variable gone;
+  int count = 0;
+  std::atomic<bool> any{false};
+};
+
+std::shared_ptr<void> StateFile::hold() {
+  {
+    const std::lock_guard lock(holders_->mutex);
+    ++holders_->count;
+    holders_->any.store(true);
+  }
+  return {static_cast<void*>(nullptr), [holders = holders_](void*) {
+            const std::lock_guard lock(holders->mutex);
+            if (--holders->count > 0) return;
+            holders->any.store(false);
+            holders->gone.notify_all();
+          }};
+}
+
+void StateFile::await_holders() {
+  if (!holders_->any.load()) return;
+  std::unique_lock lock(holders_->mutex);
+  holders_->gone.wait(lock, [this] { return holders_->count == 0; });
+}
+
 StateFile::StateFile(const StateFolder& folder, std::string what, MemoryKind kind,
                      std::size_t bytes)
     : folder_(folder),
       what_(std::move(what)),
       kind_(kind),
       bytes_(bytes),
+      holders_(std::make_shared<Holders>()),
       counted_(MemoryPool::current(folder.device)),
       transfers_("offload", folder.device) {
   TESSERA_REQUIRE(folder_.piece_bytes > 0 && folder_.piece_bytes % (2 * alignment) == 0,
@@ -166,6 +197,7 @@ void StateFile::read(std::uint64_t offset, std::byte* data, std::size_t bytes) c
 
 void StateFile::write(std::uint64_t offset, const std::byte* data, std::size_t bytes) {
   if (file_.fd == -1 || bytes == 0) return;
+  await_holders();
   if (!direct_ || goes_direct(offset, data, bytes)) return write_blocks(offset, data, bytes);
   const AlignedBlock block = aligned_block(std::min(unaligned_piece, round_up(bytes) + alignment));
   while (bytes > 0) {

@@ -43,6 +43,9 @@ class StateFile {
   // what, place and reason.
   void read(std::uint64_t offset, std::byte* data, std::size_t bytes) const;
   void write(std::uint64_t offset, const std::byte* data, std::size_t bytes);
+  // Whoever writes waits as long as somebody has what this returns: a save that reads the file
+  // while training goes on. Thread-safe; may outlive the file.
+  [[nodiscard]] std::shared_ptr<void> hold();
   // The range as memory, for whoever has to do with few of its values. What is done through it is
   // seen by read() and write() that come after, and the other way round. A disk that fails here is
   // a SIGBUS.
@@ -64,6 +67,7 @@ class StateFile {
  private:
   void open();
   void reserve();
+  void await_holders();
   [[nodiscard]] bool takes_direct_transfers() const;
   [[nodiscard]] bool goes_direct(std::uint64_t offset, const void* data, std::size_t bytes) const;
   [[nodiscard]] std::size_t whole_blocks(std::size_t done, std::size_t wanted) const;
@@ -88,6 +92,8 @@ class StateFile {
   };
   Descriptor file_;
   bool direct_ = false;
+  struct Holders;
+  std::shared_ptr<Holders> holders_;
   std::shared_ptr<MemoryPool> counted_;  // the pool that counts what lies in the file
   Stream transfers_;                     // behind all that its thread uses
   std::unique_ptr<FileWindow> window_;

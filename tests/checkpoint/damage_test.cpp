@@ -209,7 +209,7 @@ TEST(ForgedManifests, AreRefusedByName) {
     return error_of([&] { parse_manifest(forged(body), "m"); });
   };
   EXPECT_TRUE(has(refusal([](auto& m) { m["format"] = "other"; }), "format is 'other'"));
-  EXPECT_TRUE(has(refusal([](auto& m) { m["version"] = 2; }), "version 2 is unknown"));
+  EXPECT_TRUE(has(refusal([](auto& m) { m["version"] = 3; }), "version 3 is unknown"));
   EXPECT_TRUE(has(refusal([](auto& m) { m["type"] = "half"; }), "'half'"));
   EXPECT_TRUE(has(refusal([](auto& m) { m.erase("scalars"); }), "scalars"));
   EXPECT_TRUE(has(refusal([](auto& m) { m["step"] = "1"; }), "not a manifest"));

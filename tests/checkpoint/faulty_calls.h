@@ -78,6 +78,10 @@ class FaultyCalls final : public SystemCalls {
     std::erase_if(renames_, [&](const auto& rename) { return parent(rename.to) == path; });
     return 0;  // the real one costs the tests their time and proves nothing here
   }
+  int sync_range(int, off_t, off_t, unsigned) override {
+    const std::lock_guard guard(mutex_);
+    return fails() ? -1 : 0;  // it makes nothing durable
+  }
   int mkdir(const char* path, mode_t mode) override {
     const std::lock_guard guard(mutex_);
     return fails() ? -1 : SystemCalls::mkdir(path, mode);

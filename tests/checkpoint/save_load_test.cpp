@@ -118,7 +118,7 @@ TEST(SaveLoad, ChunksLargerThanOneMebibyteAreCutAndShared) {
     const Manifest manifest = read_manifest(folder.path() / "step-1");
     std::size_t chunks = 0;
     for (const FileRecord& file : manifest.files) chunks += file.chunks.size();
-    EXPECT_EQ(chunks, type == StateDictType::full ? 6u : 9u);
+    EXPECT_EQ(chunks, type == StateDictType::full ? 7u : 9u);
     comm::run_local(2, [&](const auto& communicator) {
       std::vector<float> memory;
       auto [state, first] = state_of(communicator->rank(), 2, memory);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/async_save.h"
 #include "checkpoint/sharded_state.h"
 #include "checkpoint/transfer.h"
 #include "engine/queue.h"
@@ -98,6 +99,39 @@ TEST_P(CheckpointDevice, ConvertsAsTheCpuDoes) {
   run(Device::cpu(), Strategy::full_shard, folder_ / "cpu/step-1", folder_ / "again-cpu", type,
       bfloat16);
   EXPECT_TRUE(tensor_files(folder_ / "again/step-1") == tensor_files(folder_ / "again-cpu/step-1"));
+}
+
+// The copy is of the moment of the save, though the device may come to it later.
+TEST_P(CheckpointDevice, IsSavedWhileItTrains) {
+  launch(
+      2,
+      [&](Context& context) {
+        const testing::OneThread one_thread;
+        manual_seed(3);
+        testing::ToyTransformer net;
+        ShardedModel model = fully_shard(net, context, testing::toy_options(Strategy::full_shard));
+        optim::AdamW optimizer(model.parameters(), {.lr = 0.1});
+        AsyncSaver saver(context, model, optimizer);
+        const auto train = [&](std::int64_t sample) {
+          const auto batch = testing::toy_batch(sample + context.rank(), 1);
+          const Device device = context.device();
+          net.loss(batch.ids.to(device), batch.targets.to(device)).backward();
+          optimizer.step();
+          optimizer.zero_grad();
+        };
+        for (std::int64_t step = 1; step <= 2; ++step) {
+          train(step);
+          const SaveOptions options{.step = step, .type = GetParam(), .model_dtype = bfloat16};
+          save(context, folder_ / "now", model, optimizer, options);
+          (void)saver.save(folder_ / "meanwhile", options);
+          train(step + 100);
+        }
+        (void)saver.wait();
+      },
+      Device::cuda());
+  for (const char* step : {"step-1", "step-2"}) {
+    EXPECT_TRUE(tensor_files(folder_ / "now" / step) == tensor_files(folder_ / "meanwhile" / step));
+  }
 }
 
 // More elements than a staging buffer holds, in every combination of places and dtypes.

@@ -5,7 +5,8 @@ import pytest
 import torch
 from models import assert_close, logits_of, prompt
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer, models as tokenizer_models
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 MODELS = {
     "gpt2": "{architecture: gpt2, n_layer: 2, n_head: 4, n_embd: 64, seq_len: 64}",
@@ -65,3 +66,27 @@ def test_a_checkpoint_in_bfloat16(tessera, text):
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     ids = prompt(50, 256)
     assert_close(tessera.logits(folder, ids), logits_of(theirs, ids))
+
+
+def test_numbered_files_with_a_tokenizer(tessera, text):
+    """A run saved while it trains, and exported: transformers opens both folders, tokenizer and all."""
+    first = train(tessera, "gpt2", text, 1)
+    words = {chr(i): i for i in range(256)}
+    PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(tokenizer_models.WordLevel(words, unk_token="?")), unk_token="?"
+    ).save_pretrained(first)
+    tessera.train(f"""
+model: {{pretrained: {first}, seq_len: 64}}
+data: {{train: {json.dumps(str(text))}, tokenizer: bytes, batch_size: 4}}
+train: {{steps: 4, lr: 1.0e-2}}
+checkpoint: {{dir: next, every: 2, async: true, max_file_size: 200kB, export: exported}}
+""", ranks=2)
+    ids = prompt(50, 256)
+    for folder in (tessera.folder / "next" / "step-4", tessera.folder / "exported"):
+        assert len(list(folder.glob("model-*-of-*.safetensors"))) > 1
+        theirs, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+            assert not report[kind], (kind, report[kind])
+        assert AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(["a"]) == [97]
+        expected = tessera.logits(tessera.folder / "next" / "step-4", ids)
+        assert_close(expected, logits_of(theirs.eval(), ids))

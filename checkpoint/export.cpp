@@ -1,0 +1,171 @@
+// An export is a save of the model alone, to a folder that gets its name when it is complete.
+#include "checkpoint/export.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <string_view>
+#include <utility>
+
+#include "checkpoint/file.h"
+#include "checkpoint/writer.h"
+#include "kernels/base/error.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What Hugging Face's tokenizers and generation look for.
+constexpr std::array<std::string_view, 13> model_file_names = {"tokenizer.json",
+                                                               "tokenizer_config.json",
+                                                               "special_tokens_map.json",
+                                                               "added_tokens.json",
+                                                               "vocab.json",
+                                                               "vocab.txt",
+                                                               "merges.txt",
+                                                               "tokenizer.model",
+                                                               "spiece.model",
+                                                               "sentencepiece.bpe.model",
+                                                               "chat_template.jinja",
+                                                               "generation_config.json",
+                                                               "preprocessor_config.json"};
+// The largest tokenizers have some tens of megabytes.
+constexpr std::uint64_t model_file_limit = std::uint64_t{256} << 20;
+
+constexpr std::string_view partial_mark = ".partial-";
+
+bool is_export_file(const std::string& name) {
+  return name == "config.json" || name == "model.safetensors.index.json" ||
+         (name.starts_with("model") && name.ends_with(".safetensors")) ||
+         std::find(model_file_names.begin(), model_file_names.end(), name) !=
+             model_file_names.end();
+}
+
+class ExportDestination final : public Destination {
+ public:
+  ExportDestination(fs::path folder, fs::path partial)
+      : folder_(std::move(folder)), partial_(std::move(partial)) {}
+  ~ExportDestination() override {
+    const std::string problem = roll_back();
+    if (!problem.empty()) std::fprintf(stderr, "%s\n", problem.c_str());
+  }
+
+  void prepare(std::uint64_t needed_bytes) override {
+    check_export_folder(folder_);
+    const fs::path above = folder_.parent_path().empty() ? fs::path(".") : folder_.parent_path();
+    create_folders(above);
+    remove_leftovers(above);
+    const std::uint64_t available = free_bytes(above);
+    TESSERA_CHECK(needed_bytes <= available, ErrorCode::checkpoint,
+                  "the export needs {} bytes, '{}' has {} free; free some space or choose another "
+                  "folder",
+                  needed_bytes, above.string(), available);
+    create_folder(partial_);
+    owns_partial_ = true;
+  }
+
+  std::string commit(Manifest) override {
+    sync_folder(partial_);
+    std::error_code error;
+    if (fs::is_directory(fs::symlink_status(folder_, error))) {
+      owns_partial_ = false;
+      remove_tree(exchange_folders(partial_, folder_, fs::path(partial_.string() + ".old")));
+      return {};
+    }
+    rename_path(partial_, folder_);
+    owns_partial_ = false;
+    sync_folder(folder_.parent_path().empty() ? fs::path(".") : folder_.parent_path());
+    return {};
+  }
+
+  std::string roll_back() noexcept override {
+    if (!std::exchange(owns_partial_, false)) return {};
+    try {
+      remove_tree(partial_);
+      return {};
+    } catch (const std::exception& error) {
+      return fmt::format("the unfinished '{}' stays: {}", partial_.string(), error.what());
+    }
+  }
+
+ private:
+  void remove_leftovers(const fs::path& above) const;
+
+  fs::path folder_;
+  fs::path partial_;
+  bool owns_partial_ = false;
+};
+
+// What exports that died have left.
+void ExportDestination::remove_leftovers(const fs::path& above) const {
+  const std::string start = folder_.filename().string() + std::string(partial_mark);
+  std::error_code error;
+  for (fs::directory_iterator entry(above, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename();
+    if (name.starts_with(start)) remove_tree(entry->path());
+  }
+}
+
+// "out/" and "out" are one folder.
+fs::path without_slash(const std::string& folder) {
+  const fs::path path(folder);
+  return path.has_filename() ? path : path.parent_path();
+}
+
+}  // namespace
+
+void check_export_folder(const std::string& folder) {
+  std::error_code error;
+  const fs::path path = without_slash(folder);
+  const fs::file_status status = fs::symlink_status(path, error);
+  if (status.type() == fs::file_type::not_found) return;
+  TESSERA_CHECK(fs::is_directory(status), ErrorCode::checkpoint,
+                "'{}' is not a folder; export to another place", path.string());
+  fs::directory_iterator entries(path, error);
+  TESSERA_CHECK(!error, ErrorCode::checkpoint, "cannot list '{}': {}", path.string(),
+                error.message());
+  for (const fs::directory_entry& entry : entries) {
+    const std::string name = entry.path().filename();
+    TESSERA_CHECK(is_export_file(name), ErrorCode::checkpoint,
+                  "'{}' holds '{}', which no export wrote; export to another folder", path.string(),
+                  name);
+  }
+}
+
+void export_model(comm::Communicator& communicator, const std::string& folder,
+                  const std::vector<LogicalTensor>& model, const ExportOptions& options) {
+  const fs::path target = without_slash(folder);
+  SaveJob job;
+  job.target = target;
+  job.state.model = model;
+  job.options.model_dtype = options.dtype;
+  job.options.files = options.files;
+  job.options.max_file_size = options.max_file_size;
+  job.options.stall_timeout = options.stall_timeout;
+  job.with_optimizer = false;
+  job.partial = [target](const std::string& id) {
+    return fs::path(target.string() + std::string(partial_mark) + id);
+  };
+  job.destination = [target, partial = job.partial](const std::string& id) {
+    return std::make_unique<ExportDestination>(target, partial(id));
+  };
+  (void)run_save(communicator, std::move(job));
+}
+
+std::map<std::string, std::string> read_model_files(const std::string& folder) {
+  std::map<std::string, std::string> files;
+  for (const std::string_view name : model_file_names) {
+    const fs::path path = fs::path(folder) / name;
+    std::error_code error;
+    if (!fs::exists(path, error)) continue;
+    files.emplace(name, read_file(path, model_file_limit));
+  }
+  return files;
+}
+
+}  // namespace tessera::checkpoint
