@@ -59,7 +59,9 @@ class TrainingRun {
  private:
   void open_data(const Tokenizer& tokenizer);
   void load_pretrained();
-  void load_checkpoint(const std::string& folder);
+  // Both say what was done.
+  std::string load_checkpoint(const std::string& folder);
+  std::string start_data_anew(const std::string& folder, std::int64_t steps);
   double forward_backward(std::int64_t micro_batch, std::int64_t accumulated);
   void agree(StepMetrics& metrics, double loss);
   [[nodiscard]] std::int64_t peak_bytes();

@@ -49,24 +49,21 @@ std::vector<std::string> TrainingRun::resume() {
     const auto found = checkpoint::find_latest(context_.communicator(), *recipe_.checkpoint.dir);
     if (found) {
       for (const std::string& reason : found->skipped) notes.push_back("passed over " + reason);
-      load_checkpoint(found->path);
-      notes.push_back(fmt::format("resumed from {}", found->path));
+      notes.push_back(load_checkpoint(found->path));
       return notes;
     }
   } else if (mode != "auto" && mode != "never") {
     // A step folder, or a folder of steps.
     const std::filesystem::path path = mode;
     if (std::filesystem::exists(path / "manifest.json")) {
-      load_checkpoint(mode);
-      return {fmt::format("resumed from {}", mode)};
+      return {load_checkpoint(mode)};
     }
     const auto found = checkpoint::find_latest(context_.communicator(), path);
     TESSERA_CHECK(
         found.has_value(), ErrorCode::checkpoint,
         "{}: checkpoint.resume: {} has no committed checkpoint (step-N with a manifest.json)",
         where(recipe_, "checkpoint.resume"), mode);
-    load_checkpoint(found->path);
-    return {fmt::format("resumed from {}", found->path)};
+    return {load_checkpoint(found->path)};
   }
   if (recipe_.model.pretrained) {
     load_pretrained();
@@ -84,8 +81,11 @@ void TrainingRun::prepare_folder() {
   });
 }
 
-void TrainingRun::load_checkpoint(const std::string& folder) {
+std::string TrainingRun::load_checkpoint(const std::string& folder) {
   const Scalars scalars = load(context_, folder, *sharded_, *optimizer_);
+  if (!scalars.contains("position/steps") && scalars.contains("step")) {
+    return start_data_anew(folder, scalars.get<std::int64_t>("step"));
+  }
   TESSERA_CHECK(
       scalars.contains("position/steps") && scalars.contains("corpus"), ErrorCode::checkpoint,
       "{}: the manifest has no training position; it was not written by tessera train", folder);
@@ -107,6 +107,21 @@ void TrainingRun::load_checkpoint(const std::string& folder) {
   position_.steps = scalars.get<std::int64_t>("position/steps");
   position_.micro_batches = scalars.get<std::int64_t>("position/micro_batches");
   position_.samples = scalars.get<std::int64_t>("position/samples");
+  return fmt::format("resumed from {}", folder);
+}
+
+// A checkpoint that another program trained: weights, moments and the number of steps, which the
+// learning rate follows; where that program stood in its data is not known here.
+std::string TrainingRun::start_data_anew(const std::string& folder, std::int64_t steps) {
+  TESSERA_CHECK(steps >= 0, ErrorCode::checkpoint, "{}: a training position of {} steps", folder,
+                steps);
+  position_.steps = steps;
+  position_.micro_batches = steps * recipe_.train.gradient_accumulation_steps;
+  position_.samples = 0;
+  return fmt::format(
+      "resumed from {}: weights, moments and step {}; it has no position in the data, whose order "
+      "begins anew",
+      folder, steps);
 }
 
 std::string TrainingRun::save() {
