@@ -143,8 +143,10 @@ ConvertReport convert(const fs::path& source_path, const fs::path& target_path,
   check_apart(path, target_path);
   const Stamps before = stamps_of(path);
   const auto source = from.open(path);
-  ConversionPlan plan = plan_conversion(*source, to, options);
-  const std::size_t block_bytes = block_bytes_for(options.max_memory);
+  const bool is_step =
+      from.name == std::string_view("full") || from.name == std::string_view("sharded");
+  ConversionPlan plan = plan_conversion(*source, to, options, !is_step);
+  const std::size_t block_bytes = block_bytes_for(options.max_memory, *source, plan);
 
   PendingTarget target(target_path, to.is_file, options.force,
                        needed_bytes(plan, options.world_size));

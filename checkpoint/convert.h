@@ -21,10 +21,10 @@ struct ConvertProgress {
 };
 
 struct ConvertOptions {
-  std::string to;                   // a format's name
+  std::string to = {};              // a format's name
   int world_size = 1;               // files of formats that have one a rank
   std::uint64_t max_file_size = 0;  // bytes of tensors in a file; 0: no limit
-  std::optional<DType> dtype;       // of the model's floating tensors
+  std::optional<DType> dtype = {};  // of the model's floating tensors
   bool weights_only = false;
   // Of resident memory of the whole process. Error(out_of_memory), before anything is written, when
   // the list of tensors alone leaves no room in it.

@@ -30,6 +30,7 @@ constexpr std::array<std::string_view, 3> wrapper_components{
 // What a model's own names may begin with after one wrapper's "model.".
 constexpr std::array<std::string_view, 4> model_beginnings{"model.", "lm_head.", "transformer.",
                                                            "module."};
+constexpr const char* step_counts_key = "optimizer_step_counts";  // as ts::save has it
 constexpr std::uint64_t config_limit = std::uint64_t{16} << 20;
 constexpr std::int64_t compare_bytes = std::int64_t{1} << 20;
 
@@ -166,8 +167,13 @@ void check_name(const TensorInfo& tensor) {
 
 class Planner {
  public:
-  Planner(formats::Source& source, const formats::Format& target, const ConvertOptions& options)
-      : source_(source), given_(source.contents()), target_(target), options_(options) {}
+  Planner(formats::Source& source, const formats::Format& target, const ConvertOptions& options,
+          bool foreign)
+      : source_(source),
+        given_(source.contents()),
+        target_(target),
+        options_(options),
+        foreign_(foreign) {}
 
   ConversionPlan run() {
     plan_.contents.scalars = given_.scalars;
@@ -179,6 +185,7 @@ class Planner {
     drop_tied_heads();
     convert_dtypes();
     if (options_.weights_only || target_.weights_alone) plan_.contents.scalars = Scalars();
+    if (foreign_) add_step_counts();
     order();
     return std::move(plan_);
   }
@@ -226,7 +233,7 @@ class Planner {
       plan_.contents.aliases[names(alias)] = names(name);
     }
     nlohmann::json& scalars = json_of(plan_.contents.scalars);
-    if (const auto counts = scalars.find("optimizer_step_counts");
+    if (const auto counts = scalars.find(step_counts_key);
         counts != scalars.end() && counts->is_object()) {
       nlohmann::json clean = nlohmann::json::object();
       for (const auto& [name, count] : counts->items()) clean[names(name)] = count;
@@ -293,6 +300,25 @@ class Planner {
     plan_.contents.texts["config.json"] = config.dump(2) + '\n';
   }
 
+  // What ts::load wants of every parameter; other programs keep one count for all.
+  void add_step_counts() {
+    const auto& tensors = plan_.contents.tensors;
+    const bool trains = std::any_of(tensors.begin(), tensors.end(), [](const TensorInfo& tensor) {
+      return tensor.part == Part::optimizer;
+    });
+    nlohmann::json& scalars = json_of(plan_.contents.scalars);
+    if (!trains || scalars.contains(step_counts_key)) return;
+    if (!scalars.contains("step")) {
+      note("the source does not say at which step it was: training cannot go on from the result");
+      return;
+    }
+    nlohmann::json counts = nlohmann::json::object();
+    for (const TensorInfo& tensor : tensors) {
+      if (tensor.part == Part::model) counts[tensor.name] = scalars["step"];
+    }
+    scalars[step_counts_key] = std::move(counts);
+  }
+
   // That of the data in safetensors files, so that they are written front to back.
   void order() {
     std::vector<std::size_t> order(plan_.contents.tensors.size());
@@ -319,6 +345,7 @@ class Planner {
   const Contents& given_;
   const formats::Format& target_;
   const ConvertOptions& options_;
+  bool foreign_;
   ConversionPlan plan_;
 };
 
@@ -340,8 +367,8 @@ std::uint64_t bytes_of(const TensorInfo& tensor) {
 }
 
 ConversionPlan plan_conversion(formats::Source& source, const formats::Format& target,
-                               const ConvertOptions& options) {
-  return Planner(source, target, options).run();
+                               const ConvertOptions& options, bool foreign) {
+  return Planner(source, target, options, foreign).run();
 }
 
 }  // namespace tessera::checkpoint

@@ -17,9 +17,10 @@ struct ConversionPlan {
   std::uint64_t bytes_written = 0;
 };
 
-// Reads from the source only to compare tensors that ought to be tied.
+// Reads from the source only to compare tensors that ought to be tied. `foreign`: its scalars are
+// not those of a program that uses Tessera.
 ConversionPlan plan_conversion(formats::Source& source, const formats::Format& target,
-                               const ConvertOptions& options);
+                               const ConvertOptions& options, bool foreign);
 
 // The names as the model has them: without what wrappers put before and between, in the same order.
 // Public for tests.

@@ -283,7 +283,8 @@ ResidentBytes resident_memory() {
   return result;
 }
 
-std::size_t block_bytes_for(std::uint64_t max_memory) {
+std::size_t block_bytes_for(std::uint64_t max_memory, const formats::Source& source,
+                            const ConversionPlan& plan) {
   const std::uint64_t taken = resident_memory().now + reserve;
   const std::uint64_t least = taken + blocks * least_block;
   TESSERA_CHECK(max_memory >= least, ErrorCode::out_of_memory,
@@ -291,7 +292,13 @@ std::size_t block_bytes_for(std::uint64_t max_memory) {
                 "want {}; allow {} or more",
                 max_memory, taken, least);
   const auto block = static_cast<std::size_t>((max_memory - taken) / blocks);
-  return std::min(most_block, block / least_block * least_block);
+  std::uint64_t largest = 4096;
+  for (std::size_t i = 0; i < plan.source_of.size(); ++i) {
+    largest = std::max({largest, bytes_of(plan.contents.tensors[i]),
+                        bytes_of(source.contents().tensors[plan.source_of[i]])});
+  }
+  const auto useful = static_cast<std::size_t>(std::min<std::uint64_t>(largest, most_block));
+  return std::min(useful, block / least_block * least_block);
 }
 
 std::vector<ConvertedTensor> stream_tensors(formats::Source& source, formats::Sink& sink,

@@ -30,6 +30,7 @@ constexpr std::size_t llmc_header_numbers = 256;
 constexpr std::uint64_t llmc_header_bytes = llmc_header_numbers * 4;
 constexpr std::int64_t llmc_vocabulary_multiple = 128;
 constexpr std::int64_t llmc_largest = std::int64_t{1} << 24;  // of a dimension in the header
+constexpr std::int64_t llmc_most_layers = 65536;
 constexpr std::size_t llmc_tile_bytes = std::size_t{4} << 20;
 constexpr std::uint64_t llmc_config_limit = std::uint64_t{16} << 20;
 
@@ -55,6 +56,23 @@ std::int64_t product(std::int64_t a, std::int64_t b, const char* what) {
   return element_count({a, b}, what);
 }
 
+// Of the whole file, before anything is made of it; none when there is no such number.
+std::optional<std::int64_t> llmc_elements(const LlmcDimensions& d) {
+  const auto sum = [](std::initializer_list<std::int64_t> factors, std::int64_t& total) {
+    std::int64_t one = 1;
+    bool fits = true;
+    for (const std::int64_t factor : factors) {
+      fits = fits && !__builtin_mul_overflow(one, factor, &one);
+    }
+    return fits && !__builtin_add_overflow(total, one, &total);
+  };
+  std::int64_t total = 0;
+  const bool fits = sum({d.padded, d.width}, total) && sum({d.positions, d.width}, total) &&
+                    sum({12, d.layers, d.width, d.width}, total) &&
+                    sum({13, d.layers, d.width}, total) && sum({2, d.width}, total);
+  return fits ? std::optional(total) : std::nullopt;
+}
+
 LlmcLayout llmc_layout(const LlmcDimensions& d) {
   struct Kind {
     const char* name;
@@ -78,8 +96,7 @@ LlmcLayout llmc_layout(const LlmcDimensions& d) {
   const auto add = [&](std::string name, std::vector<std::int64_t> shape, bool transposed,
                        std::int64_t elements) {
     layout.tensors.push_back({std::move(name), std::move(shape), transposed, layout.elements});
-    TESSERA_CHECK(!__builtin_add_overflow(layout.elements, elements, &layout.elements),
-                  ErrorCode::checkpoint, "an llm.c model of that size does not exist");
+    layout.elements += elements;
   };
   add("transformer.wte.weight", {d.vocabulary, c}, false, product(d.padded, c, "wte"));
   add("transformer.wpe.weight", {d.positions, c}, false, product(d.positions, c, "wpe"));
@@ -97,8 +114,18 @@ LlmcLayout llmc_layout(const LlmcDimensions& d) {
   return layout;
 }
 
-std::uint64_t llmc_file_bytes(const LlmcDimensions& d, const LlmcLayout& layout) {
-  return llmc_header_bytes + static_cast<std::uint64_t>(layout.elements) * size_of(d.dtype);
+std::uint64_t llmc_file_bytes(const LlmcDimensions& d, std::int64_t elements) {
+  return llmc_header_bytes + static_cast<std::uint64_t>(elements) * size_of(d.dtype);
+}
+
+// Elements of a size that a file can have, in few enough tensors to list.
+std::int64_t check_llmc_size(const LlmcDimensions& d, const std::string& name) {
+  constexpr std::int64_t most = std::int64_t{1} << 60;
+  const std::optional<std::int64_t> elements = llmc_elements(d);
+  TESSERA_CHECK(elements && *elements < most && d.layers <= llmc_most_layers, ErrorCode::checkpoint,
+                "'{}': {} layers, {} wide, with {} tokens and {} positions are no GPT-2", name,
+                d.layers, d.width, d.padded, d.positions);
+  return *elements;
 }
 
 LlmcDimensions read_llmc_header(const File& file) {
@@ -161,11 +188,12 @@ class LlmcSource final : public Source {
  public:
   explicit LlmcSource(const fs::path& path)
       : file_(File::open_for_reading(path)), dimensions_(read_llmc_header(file_)) {
-    layout_ = llmc_layout(dimensions_);
-    const std::uint64_t bytes = llmc_file_bytes(dimensions_, layout_);
+    const std::uint64_t bytes =
+        llmc_file_bytes(dimensions_, check_llmc_size(dimensions_, path.string()));
     TESSERA_CHECK(file_.size() == bytes, ErrorCode::checkpoint,
                   "'{}' has {} bytes, its header asks for {}; it is {}", path.string(),
                   file_.size(), bytes, file_.size() < bytes ? "truncated" : "damaged");
+    layout_ = llmc_layout(dimensions_);
     for (const LlmcTensor& tensor : layout_.tensors) {
       contents_.tensors.push_back(
           {Part::model, tensor.name, &stored_dtype(dimensions_.dtype), tensor.shape,
@@ -215,7 +243,7 @@ class LlmcSource final : public Source {
   // No checksums: every byte is read.
   std::vector<std::string> verify(const std::function<void(std::uint64_t)>& progress) override {
     std::vector<std::byte> block(llmc_tile_bytes);
-    const std::uint64_t bytes = llmc_file_bytes(dimensions_, layout_);
+    const std::uint64_t bytes = llmc_file_bytes(dimensions_, layout_.elements);
     for (std::uint64_t done = 0; done < bytes;) {
       const std::uint64_t part = std::min<std::uint64_t>(block.size(), bytes - done);
       try {
@@ -331,10 +359,10 @@ class LlmcSink final : public Sink {
   LlmcSink(const fs::path& path, const Contents& contents) : contents_(contents) {
     index_tensors();
     find_dimensions();
-    LlmcLayout layout = llmc_layout(dimensions_);
-    place_tensors(layout);
+    layout_ = llmc_layout(dimensions_);
+    place_tensors();
     file_.emplace(File::create(path));
-    file_->resize(llmc_file_bytes(dimensions_, layout));  // the padding's rows are zeros
+    file_->resize(llmc_file_bytes(dimensions_, layout_.elements));  // the padding's rows are zeros
     const std::array<std::int32_t, 8> start{
         llmc_magic,
         dimensions_.dtype == DType::float32 ? llmc_float : llmc_bfloat16,
@@ -411,6 +439,7 @@ class LlmcSink final : public Sink {
                     "llm.c's format",
                     d.layers, d.width, d.vocabulary, d.positions);
     }
+    check_llmc_size(d, tokens.name);
     TESSERA_CHECK(tokens.stored->dtype == DType::float32 || tokens.stored->dtype == DType::bfloat16,
                   ErrorCode::checkpoint,
                   "llm.c's files hold fp32 or bf16, and these weights are {}; add --dtype fp32 or "
@@ -419,10 +448,9 @@ class LlmcSink final : public Sink {
     d.dtype = *tokens.stored->dtype;
   }
 
-  void place_tensors(LlmcLayout& layout) {
+  void place_tensors() {
     places_.resize(contents_.tensors.size());
     std::vector<std::string> problems;
-    layout_ = layout;
     for (const LlmcTensor& tensor : layout_.tensors) {
       const auto it = by_name_.find(tensor.name);
       if (it == by_name_.end()) {

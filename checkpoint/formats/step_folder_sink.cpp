@@ -9,7 +9,6 @@
 #include "checkpoint/hugging_face.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/plan.h"
-#include "checkpoint/scalars_json.h"
 #include "kernels/base/error.h"
 
 namespace tessera::checkpoint::formats {
@@ -17,8 +16,6 @@ namespace tessera::checkpoint::formats {
 namespace fs = std::filesystem;
 
 namespace {
-
-constexpr const char* counts_key = "optimizer_step_counts";
 
 class StepSink final : public Sink {
  public:
@@ -33,7 +30,6 @@ class StepSink final : public Sink {
                   manifest_.step);
     manifest_.model = add_section("model", Part::model, options);
     manifest_.optimizer = add_section("optimizer", Part::optimizer, options);
-    if (!manifest_.optimizer.files.empty()) add_step_counts();
     done_.resize(contents.tensors.size());
   }
 
@@ -133,17 +129,6 @@ class StepSink final : public Sink {
       }
     }
     return section;
-  }
-
-  // What ts::load wants of every parameter, where the checkpoint comes from a program that keeps
-  // one count for all.
-  void add_step_counts() {
-    if (manifest_.scalars.contains(counts_key)) return;
-    nlohmann::json& counts = json_of(manifest_.scalars)[counts_key];
-    counts = nlohmann::json::object();
-    for (const TensorInfo& tensor : contents_.tensors) {
-      if (tensor.part == Part::model) counts[tensor.name] = manifest_.step;
-    }
   }
 
   [[nodiscard]] FileRecord record_of(const std::string& name) const {
