@@ -20,6 +20,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::size_t copy_block = std::size_t{1} << 20;
+constexpr std::uint64_t writing_block = std::uint64_t{32} << 20;
 
 void copy_small_file(const fs::path& from, const fs::path& to) {
   const File in = File::open_for_reading(from);
@@ -80,7 +81,13 @@ void StreamedFile::write_at(std::uint64_t offset, const void* data, std::size_t 
   if (bytes == 0) return;
   open();
   file_->write_at(offset, data, bytes);
+  if (offset != next_) dirty_ = 0;
   hash(offset, static_cast<const std::byte*>(data), bytes);
+  dirty_ += bytes;
+  if (dirty_ >= writing_block) {
+    file_->start_writing(next_ - dirty_, dirty_);
+    dirty_ = 0;
+  }
 }
 
 void StreamedFile::hash(std::uint64_t offset, const std::byte* data, std::size_t bytes) {

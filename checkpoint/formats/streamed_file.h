@@ -51,6 +51,7 @@ class StreamedFile {
   std::uint64_t next_ = 0;    // where the hashed run goes on
   bool from_start_ = true;    // the run began at or before the present chunk's first byte
   std::vector<bool> hashed_;  // by chunk
+  std::uint64_t dirty_ = 0;   // bytes before next_ that the disk was not told of
 };
 
 // Several of them, few open at a time.
