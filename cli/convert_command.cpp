@@ -24,6 +24,14 @@ using checkpoint::ConvertReport;
 
 constexpr double most_files = 65536;
 
+std::vector<std::string> written_formats() {
+  std::vector<std::string> names;
+  for (const auto& format : checkpoint::formats::formats()) {
+    if (format.create != nullptr) names.emplace_back(format.name);
+  }
+  return names;
+}
+
 struct ConvertCommand {
   std::string source, target, to;
   int world_size = 1;
@@ -70,10 +78,7 @@ struct ConvertCommand {
   }
 
   [[nodiscard]] std::string format_name() const {
-    std::vector<std::string> names;
-    for (const auto& format : checkpoint::formats::formats()) {
-      if (format.create != nullptr) names.emplace_back(format.name);
-    }
+    const std::vector<std::string> names = written_formats();
     TESSERA_CHECK(!to.empty(), ErrorCode::usage, "--to is missing: one of {}",
                   fmt::join(names, ", "));
     const std::string wanted = lower_case(to);
@@ -162,7 +167,7 @@ Command describe_convert() {
                         {.name = "--to",
                          .target = &options->to,
                          .help = "The format to write",
-                         .type = "full|sharded|hf|llmc"},
+                         .type = fmt::format("{}", fmt::join(written_formats(), "|"))},
                         {.name = "--world-size",
                          .target = &options->world_size,
                          .help = "Files of formats that have one for each rank",

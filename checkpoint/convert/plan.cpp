@@ -3,14 +3,15 @@
 
 #include <fmt/format.h>
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <tuple>
 #include <utility>
 
+#include "checkpoint/convert/names.h"
 #include "checkpoint/file.h"
 #include "checkpoint/json.h"
 #include "checkpoint/scalars_json.h"
@@ -24,93 +25,9 @@ using formats::Contents;
 using formats::Part;
 using formats::TensorInfo;
 
-// Components that FSDP, activation checkpointing and torch.compile put between others.
-constexpr std::array<std::string_view, 3> wrapper_components{
-    "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod."};
-// What a model's own names may begin with after one wrapper's "model.".
-constexpr std::array<std::string_view, 4> model_beginnings{"model.", "lm_head.", "transformer.",
-                                                           "module."};
 constexpr const char* step_counts_key = "optimizer_step_counts";  // as ts::save has it
 constexpr std::uint64_t config_limit = std::uint64_t{16} << 20;
 constexpr std::int64_t compare_bytes = std::int64_t{1} << 20;
-
-void remove_component(std::string& name, std::string_view component) {
-  for (std::size_t at = name.find(component); at != std::string::npos;
-       at = name.find(component, at)) {
-    if (at == 0 || name[at - 1] == '.') {
-      name.erase(at, component.size());
-    } else {
-      at += component.size();
-    }
-  }
-}
-
-// How many wrappers' prefixes all of the names have.
-struct Prefixes {
-  std::size_t characters = 0;
-};
-
-bool all_begin(const std::vector<std::string>& names, std::size_t at, std::string_view prefix) {
-  return std::all_of(names.begin(), names.end(), [&](const std::string& name) {
-    return name.compare(at, prefix.size(), prefix) == 0;
-  });
-}
-
-// "module." is DistributedDataParallel's. "model." may be the model's own (Llama's weights begin
-// so): it goes only where the names below it show that another one follows.
-Prefixes common_prefixes(const std::vector<std::string>& names) {
-  Prefixes found;
-  if (names.empty()) return found;
-  for (;;) {
-    if (all_begin(names, found.characters, "module.")) {
-      found.characters += std::string_view("module.").size();
-      continue;
-    }
-    constexpr std::string_view prefix = "model.";
-    if (!all_begin(names, found.characters, prefix)) return found;
-    const std::size_t below = found.characters + prefix.size();
-    const bool wraps = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
-      return std::any_of(model_beginnings.begin(), model_beginnings.end(),
-                         [&](std::string_view beginning) {
-                           return name.compare(below, beginning.size(), beginning) == 0;
-                         });
-    });
-    if (!wraps) return found;
-    found.characters = below;
-  }
-}
-
-std::string without_components(std::string name) {
-  for (const std::string_view component : wrapper_components) remove_component(name, component);
-  return name;
-}
-
-class Names {
- public:
-  explicit Names(const Contents& source) {
-    std::vector<std::string> model;
-    for (const TensorInfo& tensor : source.tensors) {
-      if (tensor.part == Part::model) model.push_back(without_components(tensor.name));
-    }
-    if (model.empty()) {
-      for (const TensorInfo& tensor : source.tensors) {
-        model.push_back(without_components(tensor.name));
-      }
-    }
-    characters_ = common_prefixes(model).characters;
-    if (characters_ > 0) prefix_ = model.front().substr(0, characters_);
-  }
-
-  std::string operator()(const std::string& name) const {
-    std::string clean = without_components(name);
-    if (clean.starts_with(prefix_)) clean.erase(0, characters_);
-    return clean;
-  }
-
- private:
-  std::size_t characters_ = 0;
-  std::string prefix_;
-};
 
 nlohmann::json parse_config(const Contents& contents) {
   if (const auto text = contents.texts.find("config.json"); text != contents.texts.end()) {
@@ -121,12 +38,19 @@ nlohmann::json parse_config(const Contents& contents) {
   return parse_json(read_file(file->second, config_limit), file->second.string());
 }
 
-bool ties_head(const nlohmann::json& config) {
-  if (!config.is_object()) return false;
+std::string model_type_of(const nlohmann::json& config) {
+  const bool given =
+      config.is_object() && config.contains("model_type") && config["model_type"].is_string();
+  return given ? config["model_type"].get<std::string>() : std::string();
+}
+
+// Whether config.json ties the head to the token table; none where it does not say.
+std::optional<bool> ties_head(const nlohmann::json& config) {
+  if (!config.is_object()) return std::nullopt;
   const auto tied = config.find("tie_word_embeddings");
   if (tied != config.end() && tied->is_boolean()) return tied->get<bool>();
-  const auto type = config.find("model_type");
-  return type != config.end() && *type == "gpt2";  // whose default it is
+  if (model_type_of(config) == "gpt2") return true;  // whose default it is
+  return std::nullopt;
 }
 
 // Bytes, not values: a tie is one memory.
@@ -182,7 +106,8 @@ class Planner {
     plan_.contents.notes = given_.notes;
     choose_tensors();
     rename();
-    drop_tied_heads();
+    drop_tied_head();
+    use_names_of_models();
     convert_dtypes();
     if (options_.weights_only || target_.weights_alone) plan_.contents.scalars = Scalars();
     if (foreign_) add_step_counts();
@@ -213,7 +138,7 @@ class Planner {
   }
 
   void rename() {
-    const Names names(given_);
+    const WrapperNames names(given_);
     std::set<std::pair<Part, std::string>> taken;
     std::size_t renamed = 0;
     std::string example;
@@ -257,28 +182,67 @@ class Planner {
     return std::nullopt;
   }
 
-  // A head that config.json ties to the token table is stored once; two that differ are not tied.
-  void drop_tied_heads() {
+  // A tied head is stored once. Where config.json ties it, it has to be the same; where nobody
+  // says, it is tied when it is the same: two tables that are trained apart are never equal.
+  void drop_tied_head() {
     const auto head = find("lm_head.weight");
     auto table = find("wte.weight");
     if (!table) table = find("embed_tokens.weight");
-    if (head && table && ties_head(parse_config(given_))) {
+    const std::optional<bool> tied = ties_head(parse_config(given_));
+    if (head && table && tied.value_or(true)) {
       const std::string head_name = plan_.contents.tensors[*head].name;
       const std::string table_name = plan_.contents.tensors[*table].name;
-      TESSERA_CHECK(equal_tensors(source_, plan_.source_of[*head], plan_.source_of[*table]),
-                    ErrorCode::checkpoint,
+      const bool same = equal_tensors(source_, plan_.source_of[*head], plan_.source_of[*table]);
+      TESSERA_CHECK(same || !tied, ErrorCode::checkpoint,
                     "config.json ties '{}' to '{}', and they differ; set tie_word_embeddings to "
                     "false in it, or remove the one that is not meant",
                     head_name, table_name);
-      plan_.contents.aliases[head_name] = table_name;
-      plan_.contents.tensors.erase(plan_.contents.tensors.begin() +
-                                   static_cast<std::ptrdiff_t>(*head));
-      plan_.source_of.erase(plan_.source_of.begin() + static_cast<std::ptrdiff_t>(*head));
-      note(fmt::format("'{}' was compared with '{}' and is the same", head_name, table_name));
+      if (same) {
+        plan_.contents.aliases[head_name] = table_name;
+        erase(*head);
+        note(fmt::format("'{}' was compared with '{}' and is the same", head_name, table_name));
+      }
     }
     for (const auto& [alias, name] : plan_.contents.aliases) {
       note(fmt::format("'{}' is '{}' (tied), and stored once", alias, name));
     }
+  }
+
+  void erase(std::size_t index) {
+    const auto at = static_cast<std::ptrdiff_t>(index);
+    plan_.contents.tensors.erase(plan_.contents.tensors.begin() + at);
+    plan_.source_of.erase(plan_.source_of.begin() + at);
+  }
+
+  // Models that were saved without their head have no prefix, and some were saved with masks and
+  // tables that are computed: Tessera's own folders have what its models call it.
+  void use_names_of_models() {
+    if (target_.name != std::string_view("full") && target_.name != std::string_view("sharded")) {
+      return;
+    }
+    const std::string type = model_type_of(parse_config(given_));
+    const std::string prefix = type == "gpt2" ? "transformer." : type == "llama" ? "model." : "";
+    if (prefix.empty()) return;
+    std::size_t computed = 0;
+    for (std::size_t i = plan_.contents.tensors.size(); i-- > 0;) {
+      const std::string_view name = plan_.contents.tensors[i].name;
+      if (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
+          name.ends_with("rotary_emb.inv_freq")) {
+        erase(i);
+        ++computed;
+      }
+    }
+    if (computed > 0) note(fmt::format("{} tensors that are computed stay behind", computed));
+    const std::string table = type == "gpt2" ? "wte.weight" : "embed_tokens.weight";
+    const auto found = find(table);
+    if (!found || plan_.contents.tensors[*found].name != table) return;
+    for (TensorInfo& tensor : plan_.contents.tensors) {
+      if (!tensor.name.starts_with("lm_head.")) tensor.name.insert(0, prefix);
+    }
+    std::map<std::string, std::string> aliases;
+    for (const auto& [alias, name] : plan_.contents.aliases) aliases[alias] = prefix + name;
+    plan_.contents.aliases = std::move(aliases);
+    note(fmt::format("names got the prefix '{}', which the whole model's have", prefix));
   }
 
   void convert_dtypes() {
@@ -350,16 +314,6 @@ class Planner {
 };
 
 }  // namespace
-
-std::vector<std::string> without_wrappers(const std::vector<std::string>& names) {
-  Contents contents;
-  for (const std::string& name : names)
-    contents.tensors.push_back({Part::model, name, nullptr, {}, {}});
-  const Names map(contents);
-  std::vector<std::string> clean;
-  for (const std::string& name : names) clean.push_back(map(name));
-  return clean;
-}
 
 std::uint64_t bytes_of(const TensorInfo& tensor) {
   return static_cast<std::uint64_t>(element_count(tensor.shape, tensor.name)) *

@@ -22,10 +22,6 @@ struct ConversionPlan {
 ConversionPlan plan_conversion(formats::Source& source, const formats::Format& target,
                                const ConvertOptions& options, bool foreign);
 
-// The names as the model has them: without what wrappers put before and between, in the same order.
-// Public for tests.
-std::vector<std::string> without_wrappers(const std::vector<std::string>& names);
-
 std::uint64_t bytes_of(const formats::TensorInfo& tensor);
 
 }  // namespace tessera::checkpoint

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "checkpoint/convert.h"
-#include "checkpoint/convert/plan.h"
+#include "checkpoint/convert/names.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/support.h"
@@ -218,6 +218,26 @@ TEST_F(Convert, TiedHeadsAreComparedAndStoredOnce) {
       has(error_of([&] { convert_to(folder, *this / "differ", "hf"); }), "and they differ"));
   write_all(folder / "config.json", R"({"tie_word_embeddings": false})");
   EXPECT_EQ(convert_to(folder, *this / "apart", "hf").tensors.size(), 2u);
+  // Nobody says: what is equal is tied, what is not is kept.
+  fs::remove(folder / "config.json");
+  EXPECT_EQ(convert_to(folder, *this / "unsaid", "hf").tensors.size(), 2u);
+  hugging_face({"model.embed_tokens.weight", "lm_head.weight"}, "{}");
+  EXPECT_EQ(convert_to(folder, *this / "equal", "hf").tensors.size(), 1u);
+}
+
+TEST_F(Convert, ModelsSavedWithoutTheirHeadGetTheNamesOfWholeOnes) {
+  const fs::path folder = hugging_face({"wte.weight", "h.0.attn.bias", "h.0.attn.c_attn.bias"},
+                                       R"({"model_type": "gpt2"})");
+  const auto names_of = [](const ConvertReport& report) {
+    std::set<std::string> names;
+    for (const ConvertedTensor& tensor : report.tensors) names.insert(tensor.name);
+    return names;
+  };
+  EXPECT_EQ(names_of(convert_to(folder, *this / "full", "full")),
+            (std::set<std::string>{"transformer.wte.weight", "transformer.h.0.attn.c_attn.bias"}));
+  // Between Hugging Face's folders nothing changes.
+  EXPECT_EQ(names_of(convert_to(folder, *this / "same", "hf")),
+            (std::set<std::string>{"wte.weight", "h.0.attn.bias", "h.0.attn.c_attn.bias"}));
 }
 
 TEST_F(Convert, AnExistingTargetStays) {
