@@ -89,14 +89,16 @@ TEST(ConvertCommand, WithoutADataPositionTheOrderBeginsAnew) {
 
 TEST(ConvertCommand, StaysWithinItsMemory) {
   const TrainingFolder folder;
-  write_holes(folder.path("hf"), 4, 16384);  // 256 MiB in tensors of 64 MiB
+  write_holes(folder.path("weights"), 4, 16384);  // 256 MiB in tensors of 64 MiB
   for (const std::string format : {"full", "sharded", "hf"}) {
     const pid_t child = ::fork();
     if (child == 0) {
       // Memory that is written: what was allocated, stacks, the libraries' data.
-      const rlimit limit{96u << 20, 96u << 20};
+      const rlimit limit{64'000'000, 64'000'000};
       ::setrlimit(RLIMIT_DATA, &limit);
-      const std::string program = program_path(), source = folder.path("hf"),
+      ::close(STDOUT_FILENO);
+      ::open("/dev/null", O_WRONLY);
+      const std::string program = program_path(), source = folder.path("weights"),
                         target = folder.path(format), report = folder.path(format + ".json");
       ::setenv("OMP_NUM_THREADS", "1", 1);
       ::execl(program.c_str(), program.c_str(), "convert", source.c_str(), target.c_str(), "--to",
