@@ -120,12 +120,18 @@ std::vector<ConvertedTensor> write_payload(const formats::Format& format, const 
 
 }  // namespace
 
+std::vector<fs::path> steps_of_run(const fs::path& path) {
+  std::error_code error;
+  std::vector<fs::path> paths;
+  if (!fs::is_directory(path, error) || fs::exists(path / manifest_name, error)) return paths;
+  for (const StepFolder& step : list_steps(path)) paths.push_back(step.path);
+  return paths;
+}
+
 fs::path step_of_run(const fs::path& path) {
   std::error_code error;
-  if (!fs::is_directory(path, error) || fs::exists(path / manifest_name, error)) return path;
-  const std::vector<StepFolder> steps = list_steps(path);
-  for (const StepFolder& step : steps) {
-    if (fs::is_regular_file(step.path / manifest_name, error)) return step.path;
+  for (const fs::path& step : steps_of_run(path)) {
+    if (fs::is_regular_file(step / manifest_name, error)) return step;
   }
   return path;
 }

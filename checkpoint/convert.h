@@ -60,6 +60,9 @@ struct ConvertReport {
 ConvertReport convert(const std::filesystem::path& source, const std::filesystem::path& target,
                       const ConvertOptions& options);
 
+// The step folders in `path`, the newest first, whatever their state; none when it is itself a step
+// or no folder of steps.
+std::vector<std::filesystem::path> steps_of_run(const std::filesystem::path& path);
 // `path`, or its newest committed step when it is a folder of steps.
 std::filesystem::path step_of_run(const std::filesystem::path& path);
 

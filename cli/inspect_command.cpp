@@ -6,7 +6,6 @@
 #include <memory>
 #include <utility>
 
-#include "checkpoint/commit.h"
 #include "checkpoint/convert.h"
 #include "checkpoint/convert/plan.h"
 #include "checkpoint/formats/format.h"
@@ -101,10 +100,11 @@ struct InspectCommand {
   void print_steps(const std::filesystem::path& step) const {
     if (step == std::filesystem::path(path)) return;
     std::vector<std::string> names;
-    for (const auto& folder : checkpoint::list_steps(path)) {
-      names.push_back(folder.path.filename().string());
+    for (const auto& folder : checkpoint::steps_of_run(path)) {
+      names.push_back(folder.filename().string());
     }
-    fmt::print("the newest of {} steps: {}\n", names.size(), fmt::join(names, " "));
+    fmt::print("the newest of {} steps: {}\n", names.size(),
+               printable(fmt::format("{}", fmt::join(names, " "))));
   }
 
   static void print_tensors(const Contents& contents, Part part) {

@@ -9,10 +9,9 @@
 #include <set>
 #include <utility>
 
-#include "checkpoint/commit.h"
+#include "checkpoint/convert.h"
 #include "checkpoint/convert/plan.h"
 #include "checkpoint/formats/format.h"
-#include "checkpoint/manifest.h"
 #include "cli/bytes_text.h"
 #include "cli/checkpoint_output.h"
 #include "cli/interruption.h"
@@ -130,15 +129,9 @@ struct VerifyCommand {
  private:
   // Every step of a folder of steps.
   [[nodiscard]] std::vector<std::filesystem::path> paths() const {
-    const std::filesystem::path whole = path;
-    std::error_code error;
-    if (std::filesystem::is_directory(whole, error) &&
-        !std::filesystem::exists(whole / checkpoint::manifest_name, error)) {
-      std::vector<std::filesystem::path> steps;
-      for (const auto& step : checkpoint::list_steps(whole)) steps.push_back(step.path);
-      if (!steps.empty()) return steps;
-    }
-    return {whole};
+    const std::vector<std::filesystem::path> steps = checkpoint::steps_of_run(path);
+    if (!steps.empty()) return steps;
+    return {path};
   }
 };
 
