@@ -139,6 +139,7 @@ fs::path step_of_run(const fs::path& path) {
 ConvertReport convert(const fs::path& source_path, const fs::path& target_path,
                       const ConvertOptions& options) {
   const auto start = std::chrono::steady_clock::now();
+  const std::uint64_t before_bytes = options.whole_process ? 0 : resident_memory().now;
   const formats::Format& to = find_format(options.to);
   TESSERA_CHECK(options.world_size >= 1, ErrorCode::usage, "a world size of {} has no rank",
                 options.world_size);
@@ -152,7 +153,7 @@ ConvertReport convert(const fs::path& source_path, const fs::path& target_path,
   const bool is_step =
       from.name == std::string_view("full") || from.name == std::string_view("sharded");
   ConversionPlan plan = plan_conversion(*source, to, options, !is_step);
-  const std::size_t block_bytes = block_bytes_for(options.max_memory, *source, plan);
+  const std::size_t block_bytes = block_bytes_for(options.max_memory, before_bytes, *source, plan);
 
   PendingTarget target(target_path, to.is_file, options.force,
                        needed_bytes(plan, options.world_size));

@@ -26,9 +26,11 @@ struct ConvertOptions {
   std::uint64_t max_file_size = 0;  // bytes of tensors in a file; 0: no limit
   std::optional<DType> dtype = {};  // of the model's floating tensors
   bool weights_only = false;
-  // Of resident memory of the whole process. Error(out_of_memory), before anything is written, when
-  // the list of tensors alone leaves no room in it.
+  // That the conversion may add to what the process has, or, with `whole_process`, that the process
+  // may have. Error(out_of_memory), before anything is written, when the list of tensors alone
+  // leaves no room in it.
   std::uint64_t max_memory = 256'000'000;
+  bool whole_process = false;
   bool verify = false;  // read the result again and compare
   bool force = false;   // replace a checkpoint at the target
   std::function<void(const ConvertProgress&)> progress = {};

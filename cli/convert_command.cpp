@@ -70,6 +70,7 @@ struct ConvertCommand {
     options.world_size = world_size;
     options.max_file_size = max_shard_size.empty() ? 0 : bytes("--max-shard-size", max_shard_size);
     options.max_memory = bytes("--max-memory", max_memory);
+    options.whole_process = true;
     options.dtype = chosen_dtype();
     options.weights_only = weights_only;
     options.verify = verify;

@@ -25,7 +25,7 @@ using formats::Contents;
 using formats::Part;
 using formats::TensorInfo;
 
-constexpr const char* step_counts_key = "optimizer_step_counts";  // as ts::save has it
+constexpr const char* counts_scalar = "optimizer_step_counts";  // as ts::save has it
 constexpr std::uint64_t config_limit = std::uint64_t{16} << 20;
 constexpr std::int64_t compare_bytes = std::int64_t{1} << 20;
 
@@ -158,7 +158,7 @@ class Planner {
       plan_.contents.aliases[names(alias)] = names(name);
     }
     nlohmann::json& scalars = json_of(plan_.contents.scalars);
-    if (const auto counts = scalars.find(step_counts_key);
+    if (const auto counts = scalars.find(counts_scalar);
         counts != scalars.end() && counts->is_object()) {
       nlohmann::json clean = nlohmann::json::object();
       for (const auto& [name, count] : counts->items()) clean[names(name)] = count;
@@ -271,7 +271,7 @@ class Planner {
       return tensor.part == Part::optimizer;
     });
     nlohmann::json& scalars = json_of(plan_.contents.scalars);
-    if (!trains || scalars.contains(step_counts_key)) return;
+    if (!trains || scalars.contains(counts_scalar)) return;
     if (!scalars.contains("step")) {
       note("the source does not say at which step it was: training cannot go on from the result");
       return;
@@ -280,7 +280,7 @@ class Planner {
     for (const TensorInfo& tensor : tensors) {
       if (tensor.part == Part::model) counts[tensor.name] = scalars["step"];
     }
-    scalars[step_counts_key] = std::move(counts);
+    scalars[counts_scalar] = std::move(counts);
   }
 
   // That of the data in safetensors files, so that they are written front to back.

@@ -283,9 +283,10 @@ ResidentBytes resident_memory() {
   return result;
 }
 
-std::size_t block_bytes_for(std::uint64_t max_memory, const formats::Source& source,
-                            const ConversionPlan& plan) {
-  const std::uint64_t taken = resident_memory().now + reserve;
+std::size_t block_bytes_for(std::uint64_t max_memory, std::uint64_t before,
+                            const formats::Source& source, const ConversionPlan& plan) {
+  const std::uint64_t now = resident_memory().now;
+  const std::uint64_t taken = (now > before ? now - before : 0) + reserve;
   const std::uint64_t least = taken + blocks * least_block;
   TESSERA_CHECK(max_memory >= least, ErrorCode::out_of_memory,
                 "--max-memory: {} bytes are too few: the program and the list of tensors alone "

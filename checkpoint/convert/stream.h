@@ -11,10 +11,10 @@
 
 namespace tessera::checkpoint {
 
-// Blocks that together stay within what is left of `max_memory`, none larger than the largest
-// tensor; Error(out_of_memory) where that is too little.
-std::size_t block_bytes_for(std::uint64_t max_memory, const formats::Source& source,
-                            const ConversionPlan& plan);
+// Blocks that together stay within what is left of `max_memory` above `before` bytes, none larger
+// than the largest tensor; Error(out_of_memory) where that is too little.
+std::size_t block_bytes_for(std::uint64_t max_memory, std::uint64_t before,
+                            const formats::Source& source, const ConversionPlan& plan);
 
 // The tensors with their checksums; a note for each whose values did not fit the narrower dtype.
 std::vector<ConvertedTensor> stream_tensors(formats::Source& source, formats::Sink& sink,
