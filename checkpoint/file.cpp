@@ -218,6 +218,11 @@ void File::resize(std::uint64_t bytes) {
   }
 }
 
+void File::start_writing(std::uint64_t offset, std::uint64_t bytes) noexcept {
+  static_cast<void>(::sync_file_range(fd_, static_cast<off_t>(offset), static_cast<off_t>(bytes),
+                                      SYNC_FILE_RANGE_WRITE));
+}
+
 void File::sync() {
   if (uninterrupted([&] { return system_calls().fsync(fd_); }) == -1) {
     fail_io("make durable", path_, "fsync");

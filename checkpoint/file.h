@@ -71,6 +71,9 @@ class File {
   void write_at(std::uint64_t offset, const void* data, std::size_t bytes);
   // With its space reserved where the file system can.
   void resize(std::uint64_t bytes);
+  // Lets the disk begin with these bytes, so that sync() finds less to do. A hint: says nothing of
+  // durability, and cannot fail.
+  void start_writing(std::uint64_t offset, std::uint64_t bytes) noexcept;
   // Returns when the contents are durable. A failure is final: the kernel may have dropped the
   // pages it could not write, so that a second fsync would succeed and lie.
   void sync();

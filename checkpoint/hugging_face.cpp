@@ -11,6 +11,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/failure.h"
+#include "checkpoint/hugging_face.h"
 #include "checkpoint/json.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
@@ -24,25 +25,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr const char* single_name = "model.safetensors";
-constexpr const char* index_name = "model.safetensors.index.json";
 constexpr std::uint64_t index_limit = std::uint64_t{64} << 20;
-
-// Where each tensor of the folder is. Files stay open: there are tens of them at most.
-struct Folder {
-  std::vector<std::unique_ptr<SafetensorsFile>> files;
-  std::map<std::string, std::pair<const SafetensorsFile*, const TensorEntry*>> tensors;
-
-  const SafetensorsFile& add(const fs::path& path) {
-    files.push_back(std::make_unique<SafetensorsFile>(path));
-    for (const TensorEntry& entry : files.back()->header().tensors()) {
-      const auto [it, added] = tensors.emplace(entry.name, std::pair(files.back().get(), &entry));
-      TESSERA_CHECK(added, ErrorCode::checkpoint, "tensor '{}' is in '{}' and in '{}'", entry.name,
-                    it->second.first->path().string(), path.string());
-    }
-    return *files.back();
-  }
-};
 
 // The parts of an index that matter: name to file, and the promised bytes.
 struct Index {
@@ -81,8 +64,8 @@ Index read_index(const fs::path& path) {
   return index;
 }
 
-void open_indexed(const fs::path& folder, Folder& opened) {
-  const fs::path path = folder / index_name;
+void open_indexed(const fs::path& folder, HuggingFaceFolder& opened) {
+  const fs::path path = folder / hugging_face_index;
   const Index index = read_index(path);
   std::set<std::string> names;
   for (const auto& [tensor, file] : index.file_of) names.insert(file);
@@ -108,20 +91,6 @@ void open_indexed(const fs::path& folder, Folder& opened) {
   TESSERA_CHECK(!index.total_bytes || *index.total_bytes == total, ErrorCode::checkpoint,
                 "'{}' promises {} bytes of tensors, the files have {}", path.string(),
                 *index.total_bytes, total);
-}
-
-Folder open_folder(const fs::path& folder) {
-  Folder opened;
-  std::error_code error;
-  if (fs::exists(folder / single_name, error)) {
-    opened.add(folder / single_name);
-  } else {
-    TESSERA_CHECK(fs::exists(folder / index_name, error), ErrorCode::checkpoint,
-                  "'{}' has neither {} nor {}; convert other weights to safetensors first",
-                  folder.string(), single_name, index_name);
-    open_indexed(folder, opened);
-  }
-  return opened;
 }
 
 std::string list_names(const std::vector<std::string>& names) {
@@ -160,10 +129,34 @@ bool matches_name(std::string_view pattern, std::string_view name) {
   return at == name.size();
 }
 
+const SafetensorsFile& HuggingFaceFolder::add(const fs::path& path) {
+  files.push_back(std::make_unique<SafetensorsFile>(path));
+  for (const TensorEntry& entry : files.back()->header().tensors()) {
+    const auto [it, added] = tensors.emplace(entry.name, std::pair(files.back().get(), &entry));
+    TESSERA_CHECK(added, ErrorCode::checkpoint, "tensor '{}' is in '{}' and in '{}'", entry.name,
+                  it->second.first->path().string(), path.string());
+  }
+  return *files.back();
+}
+
+HuggingFaceFolder open_hugging_face(const fs::path& folder) {
+  HuggingFaceFolder opened;
+  std::error_code error;
+  if (fs::exists(folder / hugging_face_file, error)) {
+    opened.add(folder / hugging_face_file);
+  } else {
+    TESSERA_CHECK(fs::exists(folder / hugging_face_index, error), ErrorCode::checkpoint,
+                  "'{}' has neither {} nor {}; convert other weights to safetensors first",
+                  folder.string(), hugging_face_file, hugging_face_index);
+    open_indexed(folder, opened);
+  }
+  return opened;
+}
+
 void load_hugging_face(const std::string& folder, std::vector<LogicalTensor>& tensors,
                        const std::vector<std::string>& ignored,
                        std::vector<std::string> (*rename)(const std::string& name)) {
-  const Folder opened = open_folder(folder);
+  const HuggingFaceFolder opened = open_hugging_face(folder);
   std::vector<std::string> problems;
   std::vector<std::pair<const SafetensorsFile*, const TensorEntry*>> sources;
   std::set<std::string> used;

@@ -17,17 +17,19 @@
 #include <string_view>
 #include <system_error>
 
+#include "cli/printable.h"
 #include "kernels/base/error.h"
 
 namespace tessera::cli {
 namespace {
 
-// One line, whatever the message contains.
+// One line, whatever the message contains: names of tensors and files come from strangers.
 std::string one_line(std::string_view text) {
   std::string line(text);
   while (!line.empty() && line.back() == '\n') line.pop_back();
   std::replace(line.begin(), line.end(), '\n', ' ');
-  return line;
+  std::replace(line.begin(), line.end(), '\t', ' ');
+  return printable(line);
 }
 
 std::optional<int> environment_number(const char* name) {

@@ -20,6 +20,9 @@ const std::vector<Subcommand>& subcommands();
 
 Command describe_train();
 Command describe_plan();
+Command describe_convert();
+Command describe_inspect();
+Command describe_verify();
 Command describe_generate();
 Command describe_environment();
 Command describe_launch();

@@ -84,7 +84,9 @@ class TrainingRun {
                                            std::vector<std::string>& notes);
   void resume_from(const std::string& path, std::vector<std::string>& notes);
   void start_line(const std::string& from, std::vector<std::string>& notes);
-  void take_position(const Scalars& scalars, const std::string& folder);
+  // Both say what was done.
+  std::string take_position(const Scalars& scalars, const std::string& folder);
+  std::string start_data_anew(const std::string& folder, std::int64_t steps);
   double forward_backward(std::int64_t micro_batch, std::int64_t accumulated);
   void agree(StepMetrics& metrics, double loss);
   [[nodiscard]] std::int64_t peak_bytes();

@@ -73,11 +73,10 @@ std::optional<std::string> TrainingRun::resume_newest(const std::string& dir,
   if (!loaded) return std::nullopt;
   const checkpoint::Found& found = loaded->found;
   for (const std::string& reason : found.skipped) notes.push_back("passed over " + reason);
-  take_position(loaded->scalars, found.path);
+  notes.push_back(take_position(loaded->scalars, found.path));
   const std::string launch = std::move(line_.launch);
   line_ = found.line;
   line_.launch = launch;
-  notes.push_back(fmt::format("resumed from {}", found.path));
   // A run that goes on in another folder hears of the others there.
   if (dir == recipe_.checkpoint.dir) {
     for (const std::string& other : found.others) {
@@ -95,8 +94,7 @@ void TrainingRun::resume_from(const std::string& path, std::vector<std::string>&
     return std::string(one ? "step" : "");
   });
   if (messages.front() == "step") {
-    take_position(load(context_, path, *sharded_, *optimizer_), path);
-    notes.push_back(fmt::format("resumed from {}", path));
+    notes.push_back(take_position(load(context_, path, *sharded_, *optimizer_), path));
     start_line(path, notes);
     return;
   }
@@ -165,7 +163,10 @@ std::map<std::string, std::string> TrainingRun::files_beside_weights() const {
   return files;
 }
 
-void TrainingRun::take_position(const Scalars& scalars, const std::string& folder) {
+std::string TrainingRun::take_position(const Scalars& scalars, const std::string& folder) {
+  if (!scalars.contains("position/steps") && scalars.contains("step")) {
+    return start_data_anew(folder, scalars.get<std::int64_t>("step"));
+  }
   TESSERA_CHECK(
       scalars.contains("position/steps") && scalars.contains("corpus"), ErrorCode::checkpoint,
       "{}: the manifest has no training position; it was not written by tessera train", folder);
@@ -187,6 +188,21 @@ void TrainingRun::take_position(const Scalars& scalars, const std::string& folde
   position_.steps = scalars.get<std::int64_t>("position/steps");
   position_.micro_batches = scalars.get<std::int64_t>("position/micro_batches");
   position_.samples = scalars.get<std::int64_t>("position/samples");
+  return fmt::format("resumed from {}", folder);
+}
+
+// A checkpoint that another program trained: weights, moments and the number of steps, which the
+// learning rate follows; where that program stood in its data is not known here.
+std::string TrainingRun::start_data_anew(const std::string& folder, std::int64_t steps) {
+  TESSERA_CHECK(steps >= 0, ErrorCode::checkpoint, "{}: a training position of {} steps", folder,
+                steps);
+  position_.steps = steps;
+  position_.micro_batches = steps * recipe_.train.gradient_accumulation_steps;
+  position_.samples = 0;
+  return fmt::format(
+      "resumed from {}: weights, moments and step {}; it has no position in the data, whose order "
+      "begins anew",
+      folder, steps);
 }
 
 std::vector<std::string> TrainingRun::save(std::optional<double> valid_loss) {

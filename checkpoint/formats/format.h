@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/safetensors.h"
@@ -45,6 +46,15 @@ struct Contents {
   // A line for each thing a person should know: what was dropped, joined, renamed, of which world
   // size and stage it was.
   std::vector<std::string> notes;
+  // Small files as `files`, that are no files yet: name to contents.
+  std::map<std::string, std::string> texts = {};
+};
+
+// What verification found wrong in one place.
+struct Damage {
+  std::string text;                  // with file and offset, for people
+  std::uint64_t bytes = 0;           // that cannot be trusted, where the format tells
+  std::vector<std::size_t> tensors;  // that have bytes there
 };
 
 // A checkpoint opened for reading. Opening reads headers and metadata only and proves what they
@@ -62,6 +72,12 @@ class Source {
   // Reads everything and verifies the checksums that the format has. A line for each damage, with
   // file, offset and tensor; none: sound. `progress` is told bytes as they are read.
   virtual std::vector<std::string> verify(const std::function<void(std::uint64_t)>& progress) = 0;
+  // The same, with what each damage costs where a format can tell.
+  virtual std::vector<Damage> examine(const std::function<void(std::uint64_t)>& progress) {
+    std::vector<Damage> damages;
+    for (std::string& line : verify(progress)) damages.push_back({std::move(line), 0, {}});
+    return damages;
+  }
 };
 
 // A checkpoint being written. Files are created in a folder (or as the one file) that the caller
@@ -93,6 +109,8 @@ struct Format {
   // hold is Error(checkpoint) that says what to ask for instead.
   std::unique_ptr<Sink> (*create)(const std::filesystem::path& path, const Contents& contents,
                                   const WriteOptions& options);
+  bool weights_alone =
+      false;  // cannot hold an optimizer: a conversion leaves it behind and says so
 };
 
 // In the order in which they are tried; a path that two recognise belongs to the first.

@@ -29,7 +29,8 @@ class Completion(unittest.TestCase):
     def test_subcommands(self):
         self.assertEqual(completed("la"), ["launch"])
         every = completed("")
-        for name in ("train", "plan", "launch", "generate", "recipe", "env", "--version", "--help"):
+        for name in ("train", "plan", "launch", "convert", "inspect", "verify", "generate", "recipe", "env",
+                     "--version", "--help"):
             self.assertIn(name, every)
 
     def test_options_are_the_subcommand_s(self):

@@ -1,0 +1,158 @@
+// Converting a big checkpoint next to copying it with cp, in one run; memory at the peak.
+//   convert_bench [MiB of weights = 4096] [folder = the current one] [repeats = 3]
+// Each row is a process of its own. A conversion ends with its files durable, so the copy is shown
+// with and without an fsync of what it wrote.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/convert.h"
+#include "checkpoint/file.h"
+#include "checkpoint/safetensors.h"
+#include "kernels/base/error.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+using namespace tessera;
+using checkpoint::File;
+
+constexpr std::int64_t tensor_rows = 4096;  // of 1024 fp32: 16 MiB a tensor
+
+// Weights that no file system and no processor finds easier than others.
+void write_weights(const fs::path& folder, std::int64_t mebibytes) {
+  fs::create_directories(folder);
+  std::vector<checkpoint::TensorSpec> specs;
+  for (std::int64_t i = 0; i < std::max<std::int64_t>(1, mebibytes / 16); ++i) {
+    specs.push_back({fmt::format("layers.{}.weight", i), float32, {tensor_rows, 1024}});
+  }
+  const auto header = checkpoint::compose_safetensors_header(specs);
+  File file = File::create_or_truncate(folder / "model.safetensors");
+  file.write_at(0, header.bytes.data(), header.bytes.size());
+  std::vector<std::uint64_t> block(1 << 17);
+  std::uint64_t state = 1;
+  for (std::uint64_t at = header.bytes.size(); at < header.file_bytes; at += block.size() * 8) {
+    for (std::uint64_t& word : block) {
+      state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+      word = (state & 0x3fffffff3fffffffULL) ^ (state >> 33);
+    }
+    file.write_at(at, block.data(),
+                  static_cast<std::size_t>(
+                      std::min<std::uint64_t>(block.size() * 8, header.file_bytes - at)));
+  }
+  file.sync();
+  file.close();
+}
+
+struct Measured {
+  double seconds = 0;
+  std::int64_t peak_bytes = 0;
+};
+
+// In a process of its own, whose peak is its own.
+Measured in_process(const std::function<void()>& work) {
+  const auto start = std::chrono::steady_clock::now();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    try {
+      work();
+    } catch (const std::exception& error) {
+      fmt::print(stderr, "convert_bench: {}\n", error.what());
+      ::_exit(1);
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  rusage usage{};
+  ::wait4(child, &status, 0, &usage);
+  if (status != 0) std::exit(1);
+  return {std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(),
+          usage.ru_maxrss * 1024};
+}
+
+void copy_folder(const fs::path& from, const fs::path& to, bool durable) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::execlp("cp", "cp", "-r", from.c_str(), to.c_str(), nullptr);
+    ::_exit(127);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  if (status != 0) ::_exit(1);
+  if (!durable) return;
+  for (const auto& entry : fs::directory_iterator(to)) {
+    File::open_for_writing(entry.path()).sync();
+  }
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+struct Row {
+  std::string name;
+  std::function<void(const fs::path&)> work;
+  std::vector<double> seconds = {};
+  std::int64_t peak_bytes = 0;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::int64_t mebibytes = argc > 1 ? std::atoll(argv[1]) : 4096;
+  const fs::path folder = fs::path(argc > 2 ? argv[2] : ".") / "tessera-convert-bench";
+  const int repeats = argc > 3 ? std::atoi(argv[3]) : 3;
+  fs::remove_all(folder);
+  fs::create_directories(folder);
+  const fs::path weights = folder / "weights";
+  const fs::path full = folder / "full";
+  write_weights(weights, mebibytes);
+  in_process([&] { checkpoint::convert(weights, full, {.to = "full"}); });
+  fs::remove_all(weights);
+  const auto bytes = fs::file_size(full / "model.safetensors");
+
+  const auto converting = [&](const std::string& to, std::optional<DType> dtype) {
+    return [&full, to, dtype](const fs::path& target) {
+      checkpoint::convert(full, target, {.to = to, .world_size = 4, .dtype = dtype});
+    };
+  };
+  std::vector<Row> rows{
+      {"cp -r, then fsync", [&](const fs::path& to) { copy_folder(full, to, true); }},
+      {"cp -r alone", [&](const fs::path& to) { copy_folder(full, to, false); }},
+      {"convert FULL to SHARDED of 4", converting("sharded", std::nullopt)},
+      {"convert FULL to Hugging Face", converting("hf", std::nullopt)},
+      {"convert FULL to bf16", converting("full", DType::bfloat16)}};
+  for (int repeat = 0; repeat < repeats; ++repeat) {
+    for (Row& row : rows) {
+      const fs::path result = folder / "result";
+      const Measured measured = in_process([&] { row.work(result); });
+      row.seconds.push_back(measured.seconds);
+      row.peak_bytes = std::max(row.peak_bytes, measured.peak_bytes);
+      fs::remove_all(result);
+      ::sync();  // nobody pays for another's dirty pages
+    }
+  }
+  fmt::print("{} MB of weights, {} repeats, read from the page cache, --max-memory 256MB\n",
+             bytes / 1'000'000, repeats);
+  const double reference = median(rows.front().seconds);
+  for (const Row& row : rows) {
+    const double seconds = median(row.seconds);
+    fmt::print("{:32} {:8.0f} MB/s  {:5.2f} of the durable copy  peak {:4} MB\n", row.name,
+               static_cast<double>(bytes) / 1e6 / seconds, reference / seconds,
+               row.peak_bytes / 1'000'000);
+  }
+  fs::remove_all(folder);
+  return 0;
+}

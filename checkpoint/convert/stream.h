@@ -1,0 +1,29 @@
+// Moving the tensors of a plan from source to sink: one thread reads and converts, another writes,
+// between them a few blocks of memory.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "checkpoint/convert.h"
+#include "checkpoint/convert/plan.h"
+
+namespace tessera::checkpoint {
+
+// Blocks that together stay within what is left of `max_memory` above `before` bytes, none larger
+// than the largest tensor; Error(out_of_memory) where that is too little.
+std::size_t block_bytes_for(std::uint64_t max_memory, std::uint64_t before,
+                            const formats::Source& source, const ConversionPlan& plan);
+
+// The tensors with their checksums; a note for each whose values did not fit the narrower dtype.
+std::vector<ConvertedTensor> stream_tensors(formats::Source& source, formats::Sink& sink,
+                                            const ConversionPlan& plan,
+                                            const ConvertOptions& options, std::size_t block_bytes,
+                                            std::vector<std::string>& notes);
+
+// Reads `written` again and compares every tensor with what was sent to the sink.
+void compare_tensors(formats::Source& written, const std::vector<ConvertedTensor>& sent,
+                     const ConvertOptions& options, std::size_t block_bytes);
+
+}  // namespace tessera::checkpoint

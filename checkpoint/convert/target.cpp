@@ -1,0 +1,187 @@
+// The partial folder, its lock, and the rename.
+#include "checkpoint/convert/target.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <exception>
+#include <random>
+#include <utility>
+
+#include "checkpoint/file.h"
+#include "checkpoint/formats/format.h"
+#include "checkpoint/manifest.h"
+#include "kernels/base/error.h"
+
+namespace tessera::checkpoint {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::string_view partial_suffix = ".partial-";
+// What replace_folder calls the old one where there is no atomic exchange.
+constexpr std::string_view aside_suffix = ".removed-0000000000000000";
+
+std::string random_id() {
+  std::random_device random;
+  return to_hex((static_cast<std::uint64_t>(random()) << 32) | random());
+}
+
+bool present(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(fs::symlink_status(path, error));
+}
+
+// Only what a checkpoint is may be replaced: a slip of the hand is not to cost a home folder.
+void check_replaceable(const fs::path& target) {
+  std::error_code error;
+  const fs::file_status status = fs::symlink_status(target, error);
+  TESSERA_CHECK(fs::is_directory(status) || fs::is_regular_file(status), ErrorCode::checkpoint,
+                "'{}' is neither a file nor a folder; choose another place", target.string());
+  if (fs::is_directory(status) && fs::is_empty(target, error) && !error) return;
+  bool known = false;
+  for (const formats::Format& format : formats::formats()) {
+    known = known || format.recognises(target);
+  }
+  TESSERA_CHECK(known, ErrorCode::checkpoint,
+                "'{}' is no checkpoint, and --force replaces nothing else; remove it yourself or "
+                "choose another place",
+                target.string());
+}
+
+bool is_partial_of(const std::string& name, const std::string& target) {
+  if (!name.starts_with(target) || !name.substr(target.size()).starts_with(partial_suffix)) {
+    return false;
+  }
+  const std::string id = name.substr(target.size() + partial_suffix.size());
+  return id.size() == 16 && id.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
+
+int open_locked(const fs::path& folder) {
+  const int fd = system_calls().open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+  if (fd == -1) return -1;
+  int status = 0;
+  do {
+    status = system_calls().flock(fd, LOCK_EX | LOCK_NB);
+  } while (status == -1 && errno == EINTR);
+  if (status == 0) return fd;
+  system_calls().close(fd);
+  return -1;
+}
+
+}  // namespace
+
+PendingTarget::PendingTarget(fs::path target, bool is_file, bool force, std::uint64_t needed_bytes)
+    : target_(std::move(target)), is_file_(is_file) {
+  if (!target_.has_filename()) target_ = target_.parent_path();  // "out/" is "out"
+  const std::string name = target_.filename().string();
+  TESSERA_CHECK(is_plain_name(name), ErrorCode::usage,
+                "'{}' is no place for a checkpoint; give it a name", target_.string());
+  parent_ = target_.parent_path().empty() ? fs::path(".") : target_.parent_path();
+  if (present(target_)) {
+    TESSERA_CHECK(force, ErrorCode::checkpoint,
+                  "'{}' exists; choose another place, or --force to replace it", target_.string());
+    check_replaceable(target_);
+  }
+  create_folders(parent_);
+  restore_old();
+  clear_leftovers();
+  const std::uint64_t available = free_bytes(parent_);
+  TESSERA_CHECK(needed_bytes <= available, ErrorCode::checkpoint,
+                "the result needs {} bytes, '{}' has {} free; free some space or choose another "
+                "folder",
+                needed_bytes, parent_.string(), available);
+  partial_ = parent_ / fmt::format("{}{}{}", name, partial_suffix, random_id());
+  create_folder(partial_);
+  owns_partial_ = true;
+  lock_ = open_locked(partial_);
+  payload_ = is_file_ ? partial_ / name : partial_;
+}
+
+PendingTarget::~PendingTarget() {
+  const std::string problem = roll_back();
+  if (!problem.empty()) std::fprintf(stderr, "%s\n", problem.c_str());
+}
+
+// A replacement in two renames that died between them.
+void PendingTarget::restore_old() {
+  fs::path aside = target_;
+  aside += aside_suffix;
+  if (!present(aside)) return;
+  if (present(target_)) {
+    remove_tree(aside);
+    return;
+  }
+  rename_path(aside, target_);
+  sync_folder(parent_);
+  fail(ErrorCode::checkpoint,
+       "a conversion that was replacing '{}' died at it; the old one is back in its place: ask "
+       "again, with --force",
+       target_.string());
+}
+
+void PendingTarget::clear_leftovers() {
+  std::error_code error;
+  std::vector<fs::path> found;
+  for (const fs::directory_entry& entry : fs::directory_iterator(parent_, error)) {
+    const std::string name = entry.path().filename().string();
+    if (is_partial_of(name, target_.filename().string()) &&
+        fs::is_directory(entry.symlink_status(error))) {
+      found.push_back(entry.path());
+    }
+  }
+  for (const fs::path& path : found) {
+    const int fd = open_locked(path);
+    if (fd == -1) {
+      notes_.push_back(fmt::format("'{}' is of a conversion that may still run", path.string()));
+      continue;
+    }
+    remove_tree(path);
+    system_calls().close(fd);
+    notes_.push_back(fmt::format("removed '{}', which a conversion that died left", path.string()));
+  }
+}
+
+void PendingTarget::publish() {
+  if (!is_file_) {
+    if (present(target_)) {
+      owns_partial_ = false;
+      replace_folder(partial_, target_);
+    } else {
+      rename_path(partial_, target_);
+      owns_partial_ = false;
+      sync_folder(parent_);
+    }
+    return;
+  }
+  sync_folder(partial_);
+  std::error_code error;
+  if (fs::is_directory(fs::symlink_status(target_, error))) {
+    replace_folder(payload_, target_);
+  } else {
+    rename_path(payload_, target_);
+  }
+  sync_folder(parent_);
+  const std::string problem = roll_back();  // the empty folder
+  if (!problem.empty()) notes_.push_back(problem);
+}
+
+std::string PendingTarget::roll_back() noexcept {
+  std::string problem;
+  if (std::exchange(owns_partial_, false)) {
+    try {
+      remove_tree(partial_);
+    } catch (const std::exception& error) {
+      problem =
+          fmt::format("'{}' stays until the next conversion: {}", partial_.string(), error.what());
+    }
+  }
+  if (lock_ != -1) system_calls().close(std::exchange(lock_, -1));
+  return problem;
+}
+
+}  // namespace tessera::checkpoint

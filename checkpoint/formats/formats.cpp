@@ -1,0 +1,36 @@
+// The table of formats.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "checkpoint/formats/format.h"
+#include "checkpoint/formats/hugging_face_format.h"
+#include "checkpoint/formats/llmc.h"
+#include "checkpoint/formats/step_folder.h"
+#include "kernels/base/error.h"
+
+namespace tessera::checkpoint::formats {
+
+const std::vector<Format>& formats() {
+  static const std::vector<Format> list = {
+      sharded_format(),
+      full_format(),
+      hugging_face_format(),
+      llmc_format(),
+  };
+  return list;
+}
+
+const Format& recognise(const std::filesystem::path& path) {
+  std::error_code error;
+  TESSERA_CHECK(std::filesystem::exists(path, error), ErrorCode::checkpoint, "'{}' does not exist",
+                path.string());
+  std::vector<std::string> descriptions;
+  for (const Format& format : formats()) {
+    if (format.recognises(path)) return format;
+    descriptions.emplace_back(format.description);
+  }
+  fail(ErrorCode::checkpoint, "'{}' is no checkpoint of a known format; looked for: {}",
+       path.string(), fmt::join(descriptions, "; "));
+}
+
+}  // namespace tessera::checkpoint::formats

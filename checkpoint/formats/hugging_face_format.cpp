@@ -1,0 +1,174 @@
+// Hugging Face's folders: weights in one file or numbered ones, config.json and the tokenizer's
+// files beside them.
+#include "checkpoint/formats/hugging_face_format.h"
+
+#include <fmt/format.h>
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "checkpoint/formats/streamed_file.h"
+#include "checkpoint/hugging_face.h"
+#include "checkpoint/manifest.h"
+#include "kernels/base/error.h"
+
+namespace tessera::checkpoint::formats {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::size_t verify_block = std::size_t{4} << 20;
+constexpr std::uint64_t small_file = std::uint64_t{256} << 20;
+// What stands beside weights and belongs to the model.
+constexpr std::array<std::string_view, 8> carried{".json",  ".txt",      ".model", ".jinja",
+                                                  ".vocab", ".tiktoken", ".bpe",   ".py"};
+
+class HuggingFaceSource final : public Source {
+ public:
+  explicit HuggingFaceSource(const fs::path& path) {
+    std::error_code error;
+    if (fs::is_directory(path, error)) {
+      folder_ = open_hugging_face(path);
+      add_files(path);
+    } else {
+      folder_.add(path);
+    }
+    for (const auto& [name, place] : folder_.tensors) {
+      contents_.tensors.push_back({Part::model, name, place.second->stored, place.second->shape,
+                                   place.first->path().filename().string()});
+      places_.push_back(place);
+    }
+    if (folder_.files.size() > 1) {
+      contents_.notes.push_back(fmt::format("{} numbered files", folder_.files.size()));
+    }
+  }
+
+  [[nodiscard]] const Contents& contents() const override { return contents_; }
+
+  void read(std::size_t tensor, std::int64_t first, std::int64_t count, std::byte* data) override {
+    const auto& [file, entry] = places_[tensor];
+    const std::size_t size = entry->stored->bits / 8;
+    file->read(*entry, static_cast<std::uint64_t>(first) * size, data,
+               static_cast<std::size_t>(count) * size);
+  }
+
+  // There are no checksums: what can be proven is that every byte can be read.
+  std::vector<std::string> verify(const std::function<void(std::uint64_t)>& progress) override {
+    std::vector<std::string> damages;
+    for (Damage& damage : examine(progress)) damages.push_back(std::move(damage.text));
+    return damages;
+  }
+
+  std::vector<Damage> examine(const std::function<void(std::uint64_t)>& progress) override {
+    std::vector<Damage> damages;
+    std::vector<std::byte> block(verify_block);
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+      const auto& [file, entry] = places_[i];
+      const std::uint64_t bytes = entry->end - entry->begin;
+      std::uint64_t done = 0;
+      try {
+        while (done < bytes) {
+          const std::uint64_t part = std::min<std::uint64_t>(block.size(), bytes - done);
+          file->read(*entry, done, block.data(), static_cast<std::size_t>(part));
+          done += part;
+          progress(part);
+        }
+      } catch (const Error& error) {
+        damages.push_back(
+            {fmt::format("tensor '{}': {}", entry->name, error.what()), bytes - done, {i}});
+      }
+    }
+    return damages;
+  }
+
+ private:
+  void add_files(const fs::path& folder) {
+    std::error_code error;
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
+      const std::string name = entry.path().filename().string();
+      const bool wanted = std::find(carried.begin(), carried.end(),
+                                    entry.path().extension().string()) != carried.end();
+      if (!wanted || name.starts_with('.') || name.ends_with(".index.json") ||
+          !entry.is_regular_file(error) || entry.file_size(error) > small_file) {
+        continue;
+      }
+      contents_.files[name] = entry.path();
+    }
+  }
+
+  HuggingFaceFolder folder_;
+  Contents contents_;
+  std::vector<std::pair<const SafetensorsFile*, const TensorEntry*>> places_;
+};
+
+class HuggingFaceSink final : public Sink {
+ public:
+  HuggingFaceSink(const fs::path& folder, const Contents& contents, const WriteOptions& options)
+      : folder_(folder), contents_(contents) {
+    const PartSpecs part = specs_of_part(contents, Part::model, "safetensors");
+    TESSERA_CHECK(part.specs.size() == contents.tensors.size(), ErrorCode::checkpoint,
+                  "a Hugging Face folder holds weights alone; ask for --weights-only");
+    const PlannedTensors plan = plan_tensor_files("model", part.specs, options.max_file_size);
+    for (const auto& file : plan.files) {
+      const std::size_t number = files_.add(folder_ / file.name, file.bytes);
+      files_.write_at(number, 0, file.header.data(), file.header.size());
+    }
+    if (plan.files.size() > 1) index_ = index_text(plan, part.specs);
+    places_ = plan.places;
+    done_.resize(places_.size());
+  }
+
+  void append(std::size_t tensor, const std::byte* data, std::int64_t count) override {
+    const auto bytes = static_cast<std::size_t>(count) * contents_.tensors[tensor].stored->bits / 8;
+    files_.write_at(places_[tensor].file, places_[tensor].offset + done_[tensor], data, bytes);
+    done_[tensor] += bytes;
+  }
+
+  void finish() override {
+    files_.finish();
+    if (!index_.empty()) write_file(folder_ / hugging_face_index, index_);
+    carry_files(contents_, folder_);
+    sync_folder(folder_);
+  }
+
+ private:
+  fs::path folder_;
+  const Contents& contents_;
+  StreamedFiles files_;
+  std::string index_;
+  std::vector<PlannedTensors::Place> places_;
+  std::vector<std::uint64_t> done_;  // bytes of each tensor
+};
+
+bool recognises_hugging_face(const fs::path& path) {
+  std::error_code error;
+  if (fs::is_regular_file(path, error)) return path.extension() == ".safetensors";
+  return fs::exists(path / hugging_face_file, error) ||
+         fs::exists(path / hugging_face_index, error);
+}
+
+std::unique_ptr<Source> open_hugging_face_source(const fs::path& path) {
+  return std::make_unique<HuggingFaceSource>(path);
+}
+
+std::unique_ptr<Sink> create_hugging_face(const fs::path& path, const Contents& contents,
+                                          const WriteOptions& options) {
+  return std::make_unique<HuggingFaceSink>(path, contents, options);
+}
+
+}  // namespace
+
+const Format& hugging_face_format() {
+  static const Format format{
+      .name = "hf",
+      .description = "a Hugging Face folder (model.safetensors, or numbered files and an index)",
+      .is_file = false,
+      .recognises = recognises_hugging_face,
+      .open = open_hugging_face_source,
+      .create = create_hugging_face,
+      .weights_alone = true};
+  return format;
+}
+
+}  // namespace tessera::checkpoint::formats

@@ -1,0 +1,234 @@
+// Writing through: positions, hashes, few open files.
+#include "checkpoint/formats/streamed_file.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "checkpoint/hugging_face.h"
+#include "checkpoint/manifest.h"
+#include "kernels/base/error.h"
+
+namespace tessera::checkpoint::formats {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::size_t copy_block = std::size_t{1} << 20;
+constexpr std::uint64_t writing_block = std::uint64_t{32} << 20;
+
+void copy_small_file(const fs::path& from, const fs::path& to) {
+  const File in = File::open_for_reading(from);
+  File out = File::create(to);
+  const std::uint64_t bytes = in.size();
+  std::vector<std::byte> block(
+      static_cast<std::size_t>(std::min<std::uint64_t>(copy_block, bytes)));
+  for (std::uint64_t done = 0; done < bytes;) {
+    const auto part = static_cast<std::size_t>(std::min<std::uint64_t>(copy_block, bytes - done));
+    in.read_at(done, block.data(), part);
+    out.write_at(done, block.data(), part);
+    done += part;
+  }
+  out.sync();
+  out.close();
+}
+
+std::uint64_t bytes_of_spec(const TensorSpec& spec) {
+  return static_cast<std::uint64_t>(element_count(spec.shape, spec.name)) * size_of(spec.dtype);
+}
+
+}  // namespace
+
+void StreamedFile::FreeState::operator()(XXH3_state_s* state) const {
+  XXH3_freeState(state);
+}
+
+StreamedFile::StreamedFile(const fs::path& path, std::uint64_t bytes)
+    : path_(path), state_(XXH3_createState()) {
+  if (state_ == nullptr) throw std::bad_alloc();
+  record_.name = path.filename().string();
+  record_.bytes = bytes;
+  record_.chunk_bytes = chunk_bytes_of(bytes);
+  record_.chunks.resize(static_cast<std::size_t>(chunk_count(bytes, record_.chunk_bytes)));
+  hashed_.resize(record_.chunks.size());
+  file_.emplace(File::create(path));
+  file_->resize(bytes);
+  XXH3_64bits_reset(state_.get());
+}
+
+StreamedFile::StreamedFile(StreamedFile&&) noexcept = default;
+StreamedFile& StreamedFile::operator=(StreamedFile&&) noexcept = default;
+StreamedFile::~StreamedFile() = default;
+
+void StreamedFile::open() {
+  if (!file_) file_.emplace(File::open_for_writing(path_));
+}
+
+void StreamedFile::release() {
+  if (!file_) return;
+  file_->close();
+  file_.reset();
+}
+
+void StreamedFile::write_at(std::uint64_t offset, const void* data, std::size_t bytes) {
+  TESSERA_REQUIRE(offset <= record_.bytes && bytes <= record_.bytes - offset,
+                  "bytes [{}, {}) are not in '{}'", offset, offset + bytes, path_.string());
+  if (bytes == 0) return;
+  open();
+  file_->write_at(offset, data, bytes);
+  if (offset != next_) dirty_ = 0;
+  hash(offset, static_cast<const std::byte*>(data), bytes);
+  dirty_ += bytes;
+  if (dirty_ >= writing_block) {
+    file_->start_writing(next_ - dirty_, dirty_);
+    dirty_ = 0;
+  }
+}
+
+void StreamedFile::hash(std::uint64_t offset, const std::byte* data, std::size_t bytes) {
+  if (offset != next_) {
+    XXH3_64bits_reset(state_.get());
+    next_ = offset;
+    from_start_ = offset % record_.chunk_bytes == 0;
+  }
+  while (bytes > 0) {
+    const std::uint64_t chunk = next_ / record_.chunk_bytes;
+    const std::uint64_t end = std::min((chunk + 1) * record_.chunk_bytes, record_.bytes);
+    const auto part = static_cast<std::size_t>(std::min<std::uint64_t>(bytes, end - next_));
+    if (from_start_) XXH3_64bits_update(state_.get(), data, part);
+    next_ += part;
+    data += part;
+    bytes -= part;
+    if (next_ != end) return;
+    if (from_start_) {
+      record_.chunks[static_cast<std::size_t>(chunk)] = XXH3_64bits_digest(state_.get());
+      hashed_[static_cast<std::size_t>(chunk)] = true;
+    }
+    XXH3_64bits_reset(state_.get());
+    from_start_ = true;
+  }
+}
+
+FileRecord StreamedFile::finish() {
+  open();
+  std::vector<std::byte> buffer;
+  for (std::size_t chunk = 0; chunk < hashed_.size(); ++chunk) {
+    if (hashed_[chunk]) continue;
+    const std::uint64_t begin = chunk * record_.chunk_bytes;
+    buffer.resize(static_cast<std::size_t>(std::min(record_.chunk_bytes, record_.bytes - begin)));
+    file_->read_at(begin, buffer.data(), buffer.size());
+    record_.chunks[chunk] = checksum(buffer.data(), buffer.size());
+  }
+  file_->sync();
+  release();
+  return record_;
+}
+
+std::size_t StreamedFiles::add(const fs::path& path, std::uint64_t bytes) {
+  files_.emplace_back(path, bytes);
+  open_.push_back(files_.size() - 1);
+  if (open_.size() > most_open) {
+    files_[open_.front()].release();
+    open_.pop_front();
+  }
+  return files_.size() - 1;
+}
+
+void StreamedFiles::write_at(std::size_t file, std::uint64_t offset, const void* data,
+                             std::size_t bytes) {
+  if (!files_[file].is_open()) {
+    if (open_.size() >= most_open) {
+      files_[open_.front()].release();
+      open_.pop_front();
+    }
+    open_.push_back(file);
+  }
+  files_[file].write_at(offset, data, bytes);
+}
+
+std::vector<FileRecord> StreamedFiles::finish() {
+  std::vector<FileRecord> records;
+  for (StreamedFile& file : files_) records.push_back(file.finish());
+  open_.clear();
+  return records;
+}
+
+PlannedTensors plan_tensor_files(const std::string& stem, const std::vector<TensorSpec>& specs,
+                                 std::uint64_t max_file_size) {
+  std::vector<std::vector<std::size_t>> groups(1);
+  std::uint64_t filled = 0;
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    const std::uint64_t bytes = bytes_of_spec(specs[i]);
+    if (max_file_size > 0 && !groups.back().empty() && filled + bytes > max_file_size) {
+      groups.emplace_back();
+      filled = 0;
+    }
+    groups.back().push_back(i);
+    filled += bytes;
+  }
+  PlannedTensors plan;
+  plan.places.resize(specs.size());
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    std::vector<TensorSpec> of_file;
+    for (const std::size_t i : groups[g]) of_file.push_back(specs[i]);
+    ComposedHeader header = compose_safetensors_header(of_file);
+    for (std::size_t k = 0; k < groups[g].size(); ++k) {
+      plan.places[groups[g][k]] = {g, header.offsets[k]};
+    }
+    std::string name = groups.size() == 1 ? stem + ".safetensors"
+                                          : fmt::format("{}-{:05}-of-{:05}.safetensors", stem,
+                                                        g + 1, groups.size());
+    plan.files.push_back({std::move(name), std::move(header.bytes), header.file_bytes});
+  }
+  return plan;
+}
+
+std::string index_text(const PlannedTensors& plan, const std::vector<TensorSpec>& specs) {
+  nlohmann::json weight_map = nlohmann::json::object();
+  std::uint64_t total = 0;
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    weight_map[specs[i].name] = plan.files[plan.places[i].file].name;
+    total += bytes_of_spec(specs[i]);
+  }
+  const nlohmann::json index{{"metadata", {{"total_size", total}}},
+                             {"weight_map", std::move(weight_map)}};
+  return index.dump(2) + '\n';
+}
+
+PartSpecs specs_of_part(const Contents& contents, Part part, const char* format) {
+  PartSpecs out;
+  for (std::size_t i = 0; i < contents.tensors.size(); ++i) {
+    const TensorInfo& tensor = contents.tensors[i];
+    if (tensor.part != part) continue;
+    TESSERA_CHECK(tensor.stored->dtype.has_value(), ErrorCode::checkpoint,
+                  "tensor '{}' is {}, which {} files of Tessera do not hold; convert it to another "
+                  "dtype with the program that wrote it",
+                  tensor.name, tensor.stored->name, format);
+    out.tensors.push_back(i);
+    out.specs.push_back({tensor.name, *tensor.stored->dtype, tensor.shape});
+  }
+  return out;
+}
+
+std::vector<std::string> carry_files(const Contents& contents, const fs::path& folder) {
+  std::set<std::string> names;
+  std::error_code error;
+  for (const auto& [name, text] : contents.texts) {
+    TESSERA_REQUIRE(is_plain_name(name), "'{}' is not a plain file name", name);
+    if (!fs::exists(fs::symlink_status(folder / name, error))) write_file(folder / name, text);
+    names.insert(name);
+  }
+  for (const auto& [name, path] : contents.files) {
+    TESSERA_REQUIRE(is_plain_name(name), "'{}' is not a plain file name", name);
+    if (!fs::exists(fs::symlink_status(folder / name, error))) copy_small_file(path, folder / name);
+    names.insert(name);
+  }
+  return {names.begin(), names.end()};
+}
+
+}  // namespace tessera::checkpoint::formats

@@ -1,0 +1,104 @@
+// Files of a known size, written through from their beginning, whose chunks are hashed as they are
+// written; and safetensors files that are filled that way.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checksum.h"
+#include "checkpoint/file.h"
+#include "checkpoint/formats/format.h"
+#include "checkpoint/safetensors.h"
+
+struct XXH3_state_s;
+
+namespace tessera::checkpoint::formats {
+
+// Every byte is written once. What is written in order of the bytes is hashed from memory; a chunk
+// whose parts came out of order is read back.
+class StreamedFile {
+ public:
+  // Creates it at its full size.
+  StreamedFile(const std::filesystem::path& path, std::uint64_t bytes);
+  StreamedFile(StreamedFile&&) noexcept;
+  StreamedFile& operator=(StreamedFile&&) noexcept;
+  ~StreamedFile();
+
+  void write_at(std::uint64_t offset, const void* data, std::size_t bytes);
+  // Gives the descriptor back until the next write.
+  void release();
+  [[nodiscard]] bool is_open() const { return file_.has_value(); }
+  // Makes it durable; what a manifest says of it.
+  FileRecord finish();
+
+ private:
+  void hash(std::uint64_t offset, const std::byte* data, std::size_t bytes);
+  void open();
+
+  struct FreeState {
+    void operator()(XXH3_state_s* state) const;
+  };
+  std::filesystem::path path_;
+  FileRecord record_;
+  std::optional<File> file_;
+  std::unique_ptr<XXH3_state_s, FreeState> state_;
+  std::uint64_t next_ = 0;    // where the hashed run goes on
+  bool from_start_ = true;    // the run began at or before the present chunk's first byte
+  std::vector<bool> hashed_;  // by chunk
+  std::uint64_t dirty_ = 0;   // bytes before next_ that the disk was not told of
+};
+
+// Several of them, few open at a time.
+class StreamedFiles {
+ public:
+  std::size_t add(const std::filesystem::path& path, std::uint64_t bytes);
+  void write_at(std::size_t file, std::uint64_t offset, const void* data, std::size_t bytes);
+  std::vector<FileRecord> finish();
+
+ private:
+  static constexpr std::size_t most_open = 64;
+  std::vector<StreamedFile> files_;
+  std::deque<std::size_t> open_;  // the one opened first is in front
+};
+
+struct PlannedTensors {
+  struct PlannedFile {
+    std::string name;
+    std::string header;
+    std::uint64_t bytes = 0;
+  };
+  struct Place {
+    std::size_t file = 0;
+    std::uint64_t offset = 0;
+  };
+  std::vector<PlannedFile> files;
+  std::vector<Place> places;  // of each spec
+};
+
+// "<stem>.safetensors", or "<stem>-00001-of-0000N.safetensors" when `max_file_size` (0: no limit)
+// asks for several; a larger tensor has a file of its own. The order of the specs is kept where it
+// can be.
+PlannedTensors plan_tensor_files(const std::string& stem, const std::vector<TensorSpec>& specs,
+                                 std::uint64_t max_file_size);
+// Hugging Face's index of such files.
+std::string index_text(const PlannedTensors& plan, const std::vector<TensorSpec>& specs);
+
+// The specs of contents' tensors of a part, by index in contents. Refuses a dtype that Tessera
+// cannot compute with.
+struct PartSpecs {
+  std::vector<std::size_t> tensors;
+  std::vector<TensorSpec> specs;
+};
+PartSpecs specs_of_part(const Contents& contents, Part part, const char* format);
+
+// Writes contents' small files into the folder, but those that are there, and makes them durable;
+// their names, rising.
+std::vector<std::string> carry_files(const Contents& contents, const std::filesystem::path& folder);
+
+}  // namespace tessera::checkpoint::formats

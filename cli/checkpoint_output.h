@@ -1,0 +1,52 @@
+// What convert, inspect and verify have in common: their progress line, their JSON, tensors in
+// words.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "checkpoint/formats/format.h"
+
+namespace tessera::cli {
+
+// A bar that is drawn again on a terminal, and nothing otherwise: the work is one command, whose
+// end is its report.
+class ByteProgress {
+ public:
+  ByteProgress();
+  ~ByteProgress();  // removes the bar
+  ByteProgress(const ByteProgress&) = delete;
+  ByteProgress& operator=(const ByteProgress&) = delete;
+
+  void show(const char* doing, std::uint64_t done, std::uint64_t total);
+  // The parts of the line. Public for tests.
+  static std::string line(const char* doing, std::uint64_t done, std::uint64_t total,
+                          double seconds);
+
+ private:
+  bool animated_;
+  bool drawn_ = false;
+  std::string doing_;
+  std::chrono::steady_clock::time_point start_{};
+  std::chrono::steady_clock::time_point last_draw_{};
+};
+
+// --json FILE. Opened before the work, so that a place that cannot be written is said at once.
+class JsonReport {
+ public:
+  explicit JsonReport(const std::string& path);
+  void write(const nlohmann::ordered_json& json);
+
+ private:
+  std::string path_;
+  std::ofstream stream_;
+};
+
+std::string part_name(checkpoint::formats::Part part);
+std::string hexadecimal(std::uint64_t value);
+
+}  // namespace tessera::cli
