@@ -1,6 +1,7 @@
-// Boxes cover an array exactly once when their indicator functions add up to the array's. A function
-// that is zero far away is determined by its differences along all dimensions, and those of a box
-// are +1 and -1 at its corners: so the corners of all boxes must cancel but for the array's own.
+// Boxes cover an array exactly once when their indicator functions add up to the array's. A
+// function that is zero far away is determined by its differences along all dimensions, and those
+// of a box are +1 and -1 at its corners: so the corners of all boxes must cancel but for the
+// array's own.
 #include "checkpoint/formats/cover.h"
 
 #include <fmt/format.h>

@@ -25,8 +25,8 @@ bool has_file(const fs::path& folder, const std::string& name) {
   return fs::is_regular_file(folder / name, error);
 }
 
-// The folders of `path` that have metadata: itself, or those that Accelerate makes, which it numbers
-// when there are several models.
+// The folders of `path` that have metadata: itself, or those that Accelerate makes, which it
+// numbers when there are several models.
 std::vector<fs::path> dcp_folders(const fs::path& path) {
   if (has_file(path, dcp_metadata_name)) return {path};
   std::vector<fs::path> folders;
@@ -69,8 +69,8 @@ class DcpOpener {
  private:
   void add_folder(const fs::path& folder) {
     const fs::path path = folder / dcp_metadata_name;
-    const DcpMetadata metadata = parse_dcp_metadata(
-        read_file(path, pickle_bytes_limit), fmt::format("'{}'", path.string()));
+    const DcpMetadata metadata =
+        parse_dcp_metadata(read_file(path, pickle_bytes_limit), fmt::format("'{}'", path.string()));
     for (const DcpTensor& tensor : metadata.tensors) add_tensor(folder, tensor);
     for (const DcpBytes& value : metadata.values) add_value(folder, value);
   }
@@ -94,12 +94,11 @@ class DcpOpener {
     for (const DcpChunk& chunk : tensor.chunks) {
       const TorchArchive from = archive(folder, chunk.place);
       const auto stored = from.tensor(from.root());
-      TESSERA_CHECK(stored.has_value() && stored->shape == chunk.box.sizes &&
-                        stored->stored == tensor.stored,
-                    ErrorCode::checkpoint,
-                    "{}: there is another tensor than the metadata's {} of {} at {}", from.source(),
-                    shown(tensor.key), describe_shape(chunk.box.sizes),
-                    describe_shape(chunk.box.offsets));
+      TESSERA_CHECK(
+          stored.has_value() && stored->shape == chunk.box.sizes && stored->stored == tensor.stored,
+          ErrorCode::checkpoint, "{}: there is another tensor than the metadata's {} of {} at {}",
+          from.source(), shown(tensor.key), describe_shape(chunk.box.sizes),
+          describe_shape(chunk.box.offsets));
       Piece piece{chunk.box, store_.add_record(from.storage(stored->key)), stored->first,
                   stored->strides};
       pieced.pieces.push_back(std::move(piece));
@@ -143,12 +142,9 @@ std::unique_ptr<Source> open_dcp(const fs::path& path) {
 }  // namespace
 
 const Format& dcp_format() {
-  static const Format format{"dcp",
-                             "a PyTorch distributed checkpoint (.metadata and *.distcp)",
-                             false,
-                             recognises_dcp,
-                             open_dcp,
-                             create_dcp};
+  static const Format format{"dcp",    "a PyTorch distributed checkpoint (.metadata and *.distcp)",
+                             false,    recognises_dcp,
+                             open_dcp, create_dcp};
   return format;
 }
 

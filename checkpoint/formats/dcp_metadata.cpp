@@ -1,5 +1,5 @@
-// The pickle of .metadata, taken apart and put together. Every chunk that a tensor's list names must
-// have one place in a file, and every place one chunk.
+// The pickle of .metadata, taken apart and put together. Every chunk that a tensor's list names
+// must have one place in a file, and every place one chunk.
 #include "checkpoint/formats/dcp_metadata.h"
 
 #include <fmt/format.h>
@@ -26,21 +26,21 @@ constexpr std::string_view metadata_index = "torch.distributed.checkpoint.metada
 
 bool is_dcp_global(std::string_view global) {
   constexpr std::array<std::string_view, 8> classes{
-      "Metadata",         "MetadataIndex",        "TensorStorageMetadata", "TensorProperties",
-      "ChunkStorageMetadata", "BytesStorageMetadata", "StorageMeta", "_MEM_FORMAT_ENCODING"};
+      "Metadata",         "MetadataIndex",        "TensorStorageMetadata",
+      "TensorProperties", "ChunkStorageMetadata", "BytesStorageMetadata",
+      "StorageMeta",      "_MEM_FORMAT_ENCODING"};
   constexpr std::array<std::string_view, 9> others{
       storage_info,
       // Where these stood in older PyTorch.
       "torch.distributed._shard.sharded_tensor.metadata.TensorProperties",
-      "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING",
-      "pathlib.PosixPath", "pathlib.PurePosixPath", "pathlib.WindowsPath",
-      "pathlib.PureWindowsPath", "pathlib._local.PosixPath", "torch.memory_format"};
+      "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING", "pathlib.PosixPath",
+      "pathlib.PurePosixPath", "pathlib.WindowsPath", "pathlib.PureWindowsPath",
+      "pathlib._local.PosixPath", "torch.memory_format"};
   if (global.starts_with(dcp_module)) {
     const std::string_view name = global.substr(dcp_module.size());
     return std::find(classes.begin(), classes.end(), name) != classes.end();
   }
-  return std::find(others.begin(), others.end(), global) != others.end() ||
-         is_torch_global(global);
+  return std::find(others.begin(), others.end(), global) != others.end() || is_torch_global(global);
 }
 
 const PickleRules dcp_rules{is_dcp_global, "the .metadata of a distributed checkpoint",
@@ -89,8 +89,8 @@ class MetadataReader {
 
   // The fields of a dataclass.
   PickleValue state_of(const PickleValue& value, std::string_view name) const {
-    const bool fits = value.is(PickleKind::object) &&
-                      value.at(0).global().ends_with(name) && value.state().has_value();
+    const bool fits = value.is(PickleKind::object) && value.at(0).global().ends_with(name) &&
+                      value.state().has_value();
     TESSERA_CHECK(fits, ErrorCode::checkpoint, "{}: {} stands where {} belongs", source_,
                   name_of(value.kind()), name);
     return *value.state();
@@ -124,8 +124,8 @@ class MetadataReader {
       const std::size_t at = key.find(part);
       const std::size_t dot = key.rfind('.');
       if (at != std::string::npos && dot > at + part.size()) {
-        return {key.substr(0, at), "state",
-                key.substr(at + part.size(), dot - at - part.size()), key.substr(dot + 1)};
+        return {key.substr(0, at), "state", key.substr(at + part.size(), dot - at - part.size()),
+                key.substr(dot + 1)};
       }
     }
     return {key};
@@ -158,9 +158,8 @@ class MetadataReader {
       places_[fields.require("fqn").text()].push_back(std::move(placed));
     }
     for (auto& [key, places] : places_) {
-      std::sort(places.begin(), places.end(), [](const PlacedIndex& a, const PlacedIndex& b) {
-        return a.offsets < b.offsets;
-      });
+      std::sort(places.begin(), places.end(),
+                [](const PlacedIndex& a, const PlacedIndex& b) { return a.offsets < b.offsets; });
     }
   }
 
@@ -175,9 +174,9 @@ class MetadataReader {
         // A place without offsets is the only one.
         if (places.size() == 1 && places[0].offsets.empty()) first = places.begin();
       }
-      const bool fits = first != places.end() && !first->used &&
-                        (offsets == nullptr || first->offsets == *offsets ||
-                         first->offsets.empty());
+      const bool fits =
+          first != places.end() && !first->used &&
+          (offsets == nullptr || first->offsets == *offsets || first->offsets.empty());
       if (fits) {
         first->used = true;
         return first->place;

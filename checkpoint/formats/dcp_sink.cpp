@@ -97,7 +97,8 @@ class DcpSink : public Sink {
         DcpBytes entry;
         entry.key = fmt::format("optimizer.param_groups.{}.{}", i, key);
         entry.path = {"optimizer", "param_groups", std::to_string(i), key};
-        entry.place = place(0, plan_torch_archive(chunk_folder, value_pickle(key, value).size(), {}));
+        entry.place =
+            place(0, plan_torch_archive(chunk_folder, value_pickle(key, value).size(), {}));
         metadata_.values.push_back(std::move(entry));
         values_.push_back(value);
       }

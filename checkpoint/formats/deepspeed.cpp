@@ -26,12 +26,11 @@ constexpr std::string_view model_ending = "model_states.pt";
 constexpr std::size_t ranks_limit = 1 << 16;
 
 bool is_deepspeed_global(std::string_view global) {
-  for (const std::string_view name :
-       {"deepspeed.runtime.fp16.loss_scaler.LossScaler",
-        "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
-        "deepspeed.runtime.zero.config.ZeroStageEnum",
-        "deepspeed.utils.tensor_fragment.fragment_address",
-        "deepspeed.utils.tensor_fragment.tensor_fragment"}) {
+  for (const std::string_view name : {"deepspeed.runtime.fp16.loss_scaler.LossScaler",
+                                      "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
+                                      "deepspeed.runtime.zero.config.ZeroStageEnum",
+                                      "deepspeed.utils.tensor_fragment.fragment_address",
+                                      "deepspeed.utils.tensor_fragment.tensor_fragment"}) {
     if (global == name) return true;
   }
   return is_torch_global(global);
@@ -193,8 +192,10 @@ class ZeroOpener {
           "(mp_rank_00_model_states.pt) as a torch.save file instead");
     std::size_t next = 0;
     for (const auto& [rank, file] : files_.optimizer) {
-      check(rank == next, "the optimizer file of rank {} is missing: a process did not save, or "
-                          "files of an older checkpoint were overwritten", next);
+      check(rank == next,
+            "the optimizer file of rank {} is missing: a process did not save, or "
+            "files of an older checkpoint were overwritten",
+            next);
       ++next;
     }
   }
@@ -231,12 +232,13 @@ class ZeroOpener {
     for (std::size_t i = 0; count.is(PickleKind::list) && i < count.size(); ++i) {
       ranks = std::max(ranks, count.at(i).integer());
     }
-    check(ranks == static_cast<std::int64_t>(files_.optimizer.size()),
-          "it was saved by {} ranks and has the files of {}: a process did not save, or files of an "
-          "older checkpoint were overwritten",
-          ranks, files_.optimizer.size());
-    const PickleValue flat = state.require(stage == 3 ? "fp32_flat_groups"
-                                                      : "single_partition_of_fp32_groups");
+    check(
+        ranks == static_cast<std::int64_t>(files_.optimizer.size()),
+        "it was saved by {} ranks and has the files of {}: a process did not save, or files of an "
+        "older checkpoint were overwritten",
+        ranks, files_.optimizer.size());
+    const PickleValue flat =
+        state.require(stage == 3 ? "fp32_flat_groups" : "single_partition_of_fp32_groups");
     check(flat.is(PickleKind::list), "{} has no list of partitions", from.source());
     const auto base = state.find(stage == 3 ? "optimizer_state_dict" : "base_optimizer_state");
     partitions_.emplace_back();
@@ -518,10 +520,11 @@ class ZeroOpener {
       }
     }
     for (const Lanes& lanes : ranks) {
-      check(lanes.at(weights_lane).size() == offset,
-            "a rank has {} elements where its parameters need {}: the shapes do not belong to these "
-            "partitions",
-            lanes.at(weights_lane).size(), offset);
+      check(
+          lanes.at(weights_lane).size() == offset,
+          "a rank has {} elements where its parameters need {}: the shapes do not belong to these "
+          "partitions",
+          lanes.at(weights_lane).size(), offset);
     }
   }
 
@@ -575,12 +578,10 @@ std::unique_ptr<Source> open_deepspeed(const fs::path& path) {
 }  // namespace
 
 const Format& deepspeed_format() {
-  static const Format format{"deepspeed",
-                             "a DeepSpeed ZeRO checkpoint (*_optim_states.pt), read only",
-                             false,
-                             recognises_deepspeed,
-                             open_deepspeed,
-                             nullptr};
+  static const Format format{
+      "deepspeed",    "a DeepSpeed ZeRO checkpoint (*_optim_states.pt), read only",
+      false,          recognises_deepspeed,
+      open_deepspeed, nullptr};
   return format;
 }
 

@@ -1,4 +1,5 @@
-// DeepSpeed's ZeRO checkpoints (stages 1, 2 and 3), as documented by its zero_to_fp32.py; read only.
+// DeepSpeed's ZeRO checkpoints (stages 1, 2 and 3), as documented by its zero_to_fp32.py; read
+// only.
 #pragma once
 
 #include "checkpoint/formats/format.h"

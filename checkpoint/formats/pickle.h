@@ -125,12 +125,12 @@ class PickleWriter {
   PickleWriter& empty_tuple();
   PickleWriter& empty_dict();
   PickleWriter& mark();
-  PickleWriter& tuple();      // of what follows the mark
-  PickleWriter& append();     // the value on top to the list below it
-  PickleWriter& set_item();   // key and value on top into the dict below
-  PickleWriter& reduce();     // calls the global below with the tuple on top
+  PickleWriter& tuple();       // of what follows the mark
+  PickleWriter& append();      // the value on top to the list below it
+  PickleWriter& set_item();    // key and value on top into the dict below
+  PickleWriter& reduce();      // calls the global below with the tuple on top
   PickleWriter& new_object();  // the same by __new__
-  PickleWriter& build();      // gives the state on top to the object below
+  PickleWriter& build();       // gives the state on top to the object below
   PickleWriter& persistent();
   PickleWriter& tuple_of(const std::vector<std::int64_t>& values);
   // A mark that `get` repeats the value on top by.

@@ -199,9 +199,10 @@ class PickleMachine {
   void push_global(std::string_view module, std::string_view name) {
     const std::string global = fmt::format("{}.{}", module, name);
     if (!rules_.allows(global)) {
-      refuse(fmt::format("asks for the Python object {}, which {} does not need: it is not loaded. "
-                         "{}",
-                         shown(global), rules_.holds, rules_.advice));
+      refuse(
+          fmt::format("asks for the Python object {}, which {} does not need: it is not loaded. "
+                      "{}",
+                      shown(global), rules_.holds, rules_.advice));
     }
     push(add_text(PickleKind::global, global));
   }
@@ -225,9 +226,8 @@ class PickleMachine {
     items.insert(items.end(), values.begin(), values.end());
   }
   void append(Id list, const std::vector<Id>& values, PickleKind kind) {
-    check(kind_of(list) == kind,
-          kind == PickleKind::list ? "appends to what is no list (APPEND)"
-                                   : "adds to what is no set (ADDITEMS)");
+    check(kind_of(list) == kind, kind == PickleKind::list ? "appends to what is no list (APPEND)"
+                                                          : "adds to what is no set (ADDITEMS)");
     std::vector<Id>& items = items_of(list);
     items.insert(items.end(), values.begin(), values.end());
   }
@@ -249,9 +249,9 @@ class PickleMachine {
         content = items_of(argument);
       } else if (kind_of(argument) == PickleKind::list) {
         for (const Id pair : items_of(argument)) {
-          const bool two = (kind_of(pair) == PickleKind::tuple ||
-                            kind_of(pair) == PickleKind::list) &&
-                           items_of(pair).size() == 2;
+          const bool two =
+              (kind_of(pair) == PickleKind::tuple || kind_of(pair) == PickleKind::list) &&
+              items_of(pair).size() == 2;
           check(two, "makes a dict of what are no pairs");
           content.push_back(items_of(pair)[0]);
           content.push_back(items_of(pair)[1]);

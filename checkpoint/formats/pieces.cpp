@@ -107,6 +107,8 @@ std::vector<std::int64_t> row_major_strides(const std::vector<std::int64_t>& sha
 }
 
 std::size_t PieceStore::add_record(StoredRecord record) {
+  const auto [known, fresh] = by_place_.try_emplace({record.file, record.offset}, records_.size());
+  if (!fresh) return known->second;
   records_.push_back(std::move(record));
   sequences_.emplace_back();
   return records_.size() - 1;
@@ -164,7 +166,7 @@ void PieceStore::read_record(std::size_t record, std::uint64_t offset, void* dat
 struct PieceStore::Copy {
   struct Dimension {
     std::int64_t size = 1, source = 0, target = 0;  // steps in elements
-    std::int64_t count = 1, span = 1;  // of this dimension and those inside it
+    std::int64_t count = 1, span = 1;               // of this dimension and those inside it
   };
   std::size_t record = 0;
   std::int64_t element = 1;  // bytes
@@ -266,8 +268,7 @@ void PieceStore::copy_box(const PiecedTensor& tensor, const Box& box, std::byte*
   }
 }
 
-void PieceStore::read(std::size_t tensor, std::int64_t first, std::int64_t count,
-                      std::byte* data) {
+void PieceStore::read(std::size_t tensor, std::int64_t first, std::int64_t count, std::byte* data) {
   const PiecedTensor& from = tensors_[tensor];
   const std::int64_t all = volume(from.shape);
   TESSERA_REQUIRE(first >= 0 && count >= 0 && first <= all && count <= all - first,
@@ -341,11 +342,11 @@ std::vector<std::string> PieceStore::verify(const std::vector<TensorInfo>& names
       continue;
     }
     if (record.crc != 0 && record.crc != crc) {
-      damage.push_back(fmt::format("'{}': bytes {} to {}, record {} of tensor {}: the checksum is "
-                                   "{:08x}, not {:08x}",
-                                   files_.path(record.file).string(), record.offset,
-                                   record.offset + record.bytes, shown(record.name),
-                                   shown(holds[r]), crc, record.crc));
+      damage.push_back(fmt::format(
+          "'{}': bytes {} to {}, record {} of tensor {}: the checksum is "
+          "{:08x}, not {:08x}",
+          files_.path(record.file).string(), record.offset, record.offset + record.bytes,
+          shown(record.name), shown(holds[r]), crc, record.crc));
     }
   }
   return damage;

@@ -7,7 +7,9 @@
 #include <filesystem>
 #include <functional>
 #include <list>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/file.h"
@@ -63,7 +65,7 @@ std::vector<std::int64_t> row_major_strides(const std::vector<std::int64_t>& sha
 class PieceStore {
  public:
   FileTable& files() { return files_; }
-  std::size_t add_record(StoredRecord record);
+  std::size_t add_record(StoredRecord record);  // the same number for the same place
   [[nodiscard]] const StoredRecord& record(std::size_t i) const { return records_[i]; }
   // Proves that every element lies in one piece, and every piece in its record; `what` begins the
   // Error where it does not.
@@ -90,6 +92,7 @@ class PieceStore {
   FileTable files_;
   std::vector<StoredRecord> records_;
   std::vector<Sequence> sequences_;
+  std::map<std::pair<std::size_t, std::uint64_t>, std::size_t> by_place_;
   std::vector<PiecedTensor> tensors_;
   std::vector<std::byte> window_;
 };

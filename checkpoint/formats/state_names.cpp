@@ -22,11 +22,10 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::array<std::string_view, 6> model_dicts{"model",  "module",           "state_dict",
-                                                      "app",    "model_state_dict", "net"};
-constexpr std::array<std::string_view, 4> optimizer_dicts{"optim", "optimizer",
-                                                          "optimizer_state_dict",
-                                                          "optim_state_dict"};
+constexpr std::array<std::string_view, 6> model_dicts{"model", "module",           "state_dict",
+                                                      "app",   "model_state_dict", "net"};
+constexpr std::array<std::string_view, 4> optimizer_dicts{
+    "optim", "optimizer", "optimizer_state_dict", "optim_state_dict"};
 constexpr std::array<std::string_view, 3> wrappers{"_fsdp_wrapped_module.",
                                                    "_checkpoint_wrapped_module.", "_orig_mod."};
 constexpr std::string_view data_parallel = "module.";
@@ -141,11 +140,12 @@ class Namer {
     for (StateTensor* tensor : tensors) {
       const std::string& before = tensor->path.back();
       const std::string name = parameter_name(before);
-      TESSERA_CHECK(!name.ends_with("_flat_param") && !name.ends_with("_flat_parameter"),
-                    ErrorCode::checkpoint,
-                    "{} holds FSDP's own flat parameters ({}), whose parts have no names: save with "
-                    "StateDictType.SHARDED_STATE_DICT or FULL_STATE_DICT",
-                    source_, shown(before));
+      TESSERA_CHECK(
+          !name.ends_with("_flat_param") && !name.ends_with("_flat_parameter"),
+          ErrorCode::checkpoint,
+          "{} holds FSDP's own flat parameters ({}), whose parts have no names: save with "
+          "StateDictType.SHARDED_STATE_DICT or FULL_STATE_DICT",
+          source_, shown(before));
       TESSERA_CHECK(names.emplace(name, before).second, ErrorCode::checkpoint,
                     "{}: {} and {} are both {} without their wrappers", source_, shown(before),
                     shown(names[name]), shown(name));
@@ -216,7 +216,8 @@ class Namer {
       }
     }
     if (!names.empty() || groups_.size() > 1) return names;
-    for (const StateTensor* tensor : parameters_) names.push_back(parameter_name(tensor->path.back()));
+    for (const StateTensor* tensor : parameters_)
+      names.push_back(parameter_name(tensor->path.back()));
     return names;
   }
 
@@ -233,8 +234,8 @@ class Namer {
       if (number >= names.size() || names[number].empty()) return false;
       state.parameter = names[number];
       const auto shape = shapes.find(state.parameter);
-      const bool fits = shape == shapes.end() || state.key == "step" ||
-                        *shape->second == state.tensor->shape;
+      const bool fits =
+          shape == shapes.end() || state.key == "step" || *shape->second == state.tensor->shape;
       if (!fits) return false;
     }
     // Buffers and frozen parameters shift the numbers: only when all have a state is it certain.
@@ -251,13 +252,13 @@ class Namer {
       numbered = numbered || is_digits(id);
       states.push_back({parameter_name(id), path.back(), tensor});
     }
-    const bool all_numbered = std::all_of(states.begin(), states.end(), [](const auto& state) {
-      return is_digits(state.parameter);
-    });
+    const bool all_numbered = std::all_of(
+        states.begin(), states.end(), [](const auto& state) { return is_digits(state.parameter); });
     if (numbered && all_numbered && !name_by_number(states)) {
-      note("left out: the optimizer's state, whose parameters have numbers for names, and the model "
-           "beside it does not tell which is which; save it with get_optimizer_state_dict or "
-           "FSDP.optim_state_dict to keep it");
+      note(
+          "left out: the optimizer's state, whose parameters have numbers for names, and the model "
+          "beside it does not tell which is which; save it with get_optimizer_state_dict or "
+          "FSDP.optim_state_dict to keep it");
       return;
     }
     std::map<std::string, std::int64_t> steps;
@@ -297,8 +298,9 @@ class Namer {
 
   void finish_steps(const std::map<std::string, std::int64_t>& steps) {
     if (steps.empty()) return;
-    const auto [least, most] = std::minmax_element(
-        steps.begin(), steps.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+    const auto [least, most] =
+        std::minmax_element(steps.begin(), steps.end(),
+                            [](const auto& a, const auto& b) { return a.second < b.second; });
     out_.contents.scalars.set("step", most->second);
     if (least->second != most->second) {
       note("the optimizer's steps differ by parameter: {} of {}, {} of {}", least->second,

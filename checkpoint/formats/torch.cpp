@@ -169,7 +169,8 @@ class TorchSink : public Sink {
   }
 
   void append(std::size_t tensor, const std::byte* data, std::int64_t count) override {
-    zip_->append(data, static_cast<std::size_t>(count) * (contents_.tensors[tensor].stored->bits / 8));
+    zip_->append(data,
+                 static_cast<std::size_t>(count) * (contents_.tensors[tensor].stored->bits / 8));
   }
 
   void finish() override {
@@ -258,12 +259,10 @@ std::unique_ptr<Sink> create_torch(const fs::path& path, const Contents& content
 }  // namespace
 
 const Format& torch_format() {
-  static const Format format{"torch",
-                             "a torch.save file, or a folder of pytorch_model.bin and the like",
-                             true,
-                             recognises_torch,
-                             open_torch,
-                             create_torch};
+  static const Format format{
+      "torch",    "a torch.save file, or a folder of pytorch_model.bin and the like",
+      true,       recognises_torch,
+      open_torch, create_torch};
   return format;
 }
 

@@ -1,5 +1,5 @@
-// Files of torch.save: state dicts alone, checkpoints with model and optimizer, and the folders that
-// Hugging Face (pytorch_model.bin, numbered files with an index) and Accelerate
+// Files of torch.save: state dicts alone, checkpoints with model and optimizer, and the folders
+// that Hugging Face (pytorch_model.bin, numbered files with an index) and Accelerate
 // (pytorch_model_fsdp.bin, optimizer.bin) make of them.
 #pragma once
 

@@ -17,15 +17,24 @@ namespace tessera::checkpoint::formats {
 namespace {
 
 constexpr std::array<TorchDType, 19> torch_dtypes{{
-    {"float32", "FloatStorage", "F32"},     {"float64", "DoubleStorage", "F64"},
-    {"float16", "HalfStorage", "F16"},      {"bfloat16", "BFloat16Storage", "BF16"},
-    {"int64", "LongStorage", "I64"},        {"int32", "IntStorage", "I32"},
-    {"int16", "ShortStorage", "I16"},       {"int8", "CharStorage", "I8"},
-    {"uint8", "ByteStorage", "U8"},         {"bool", "BoolStorage", "BOOL"},
-    {"complex64", "ComplexFloatStorage", "C64"}, {"uint16", nullptr, "U16"},
-    {"uint32", nullptr, "U32"},             {"uint64", nullptr, "U64"},
-    {"float8_e4m3fn", nullptr, "F8_E4M3"},  {"float8_e5m2", nullptr, "F8_E5M2"},
-    {"float8_e4m3fnuz", nullptr, "F8_E4M3FNUZ"}, {"float8_e5m2fnuz", nullptr, "F8_E5M2FNUZ"},
+    {"float32", "FloatStorage", "F32"},
+    {"float64", "DoubleStorage", "F64"},
+    {"float16", "HalfStorage", "F16"},
+    {"bfloat16", "BFloat16Storage", "BF16"},
+    {"int64", "LongStorage", "I64"},
+    {"int32", "IntStorage", "I32"},
+    {"int16", "ShortStorage", "I16"},
+    {"int8", "CharStorage", "I8"},
+    {"uint8", "ByteStorage", "U8"},
+    {"bool", "BoolStorage", "BOOL"},
+    {"complex64", "ComplexFloatStorage", "C64"},
+    {"uint16", nullptr, "U16"},
+    {"uint32", nullptr, "U32"},
+    {"uint64", nullptr, "U64"},
+    {"float8_e4m3fn", nullptr, "F8_E4M3"},
+    {"float8_e5m2", nullptr, "F8_E5M2"},
+    {"float8_e4m3fnuz", nullptr, "F8_E4M3FNUZ"},
+    {"float8_e5m2fnuz", nullptr, "F8_E5M2FNUZ"},
     {"float8_e8m0fnu", nullptr, "F8_E8M0"},
 }};
 
@@ -107,20 +116,37 @@ const TorchDType* torch_dtype_named(std::string_view name) {
 }
 
 bool is_torch_global(std::string_view global) {
-  if (is_one_of(global,
-                {"collections.OrderedDict", "collections.defaultdict", "collections.Counter",
-                 "builtins.dict", "__builtin__.dict", "builtins.set", "__builtin__.set",
-                 "builtins.list", "__builtin__.list", "builtins.complex", "__builtin__.complex",
-                 "builtins.bytearray", "__builtin__.bytearray", "_codecs.encode", "torch.Size",
-                 "torch.device", "torch.Tensor", "torch.storage.UntypedStorage",
-                 "torch.storage.TypedStorage", "torch.UntypedStorage",
-                 "torch.serialization._get_layout", "torch.nn.parameter.Parameter",
-                 "torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2",
-                 "torch._utils._rebuild_tensor_v3", "torch._utils._rebuild_parameter",
-                 "torch._utils._rebuild_parameter_with_state",
-                 "torch._utils._rebuild_sparse_tensor", "torch._utils._rebuild_qtensor",
-                 "torch._utils._rebuild_meta_tensor_no_storage",
-                 "torch._tensor._rebuild_from_type_v2"})) {
+  if (is_one_of(global, {"collections.OrderedDict",
+                         "collections.defaultdict",
+                         "collections.Counter",
+                         "builtins.dict",
+                         "__builtin__.dict",
+                         "builtins.set",
+                         "__builtin__.set",
+                         "builtins.list",
+                         "__builtin__.list",
+                         "builtins.complex",
+                         "__builtin__.complex",
+                         "builtins.bytearray",
+                         "__builtin__.bytearray",
+                         "_codecs.encode",
+                         "torch.Size",
+                         "torch.device",
+                         "torch.Tensor",
+                         "torch.storage.UntypedStorage",
+                         "torch.storage.TypedStorage",
+                         "torch.UntypedStorage",
+                         "torch.serialization._get_layout",
+                         "torch.nn.parameter.Parameter",
+                         "torch._utils._rebuild_tensor",
+                         "torch._utils._rebuild_tensor_v2",
+                         "torch._utils._rebuild_tensor_v3",
+                         "torch._utils._rebuild_parameter",
+                         "torch._utils._rebuild_parameter_with_state",
+                         "torch._utils._rebuild_sparse_tensor",
+                         "torch._utils._rebuild_qtensor",
+                         "torch._utils._rebuild_meta_tensor_no_storage",
+                         "torch._tensor._rebuild_from_type_v2"})) {
     return true;
   }
   constexpr std::string_view torch = "torch.";
@@ -138,10 +164,10 @@ bool is_torch_global(std::string_view global) {
   });
 }
 
-const PickleRules torch_rules{
-    is_torch_global, "a torch.save file of tensors and plain values",
-    "Load the file where it was made and trusted, and save model.state_dict() (and the optimizer's) "
-    "alone"};
+const PickleRules torch_rules{is_torch_global, "a torch.save file of tensors and plain values",
+                              "Load the file where it was made and trusted, and save "
+                              "model.state_dict() (and the optimizer's) "
+                              "alone"};
 
 TorchArchive::TorchArchive(FileTable& files, std::size_t file, std::uint64_t offset,
                            std::uint64_t bytes, std::string source, const PickleRules& rules)
@@ -158,9 +184,8 @@ TorchArchive::TorchArchive(FileTable& files, std::size_t file, std::uint64_t off
                   "{} has the byte order {}: load and save it on a little-endian machine", source_,
                   shown(text));
   }
-  const std::string text = read_record_whole(files, file, offset,
-                                             *directory_->find(prefix_ + "data.pkl"), source_,
-                                             pickle_bytes_limit);
+  const std::string text = read_record_whole(
+      files, file, offset, *directory_->find(prefix_ + "data.pkl"), source_, pickle_bytes_limit);
   pickle_ = std::make_unique<Pickle>(text, source_, rules);
 }
 
@@ -173,50 +198,58 @@ StoredRecord TorchArchive::storage(const std::string& key) const {
 
 std::optional<TorchTensor> TorchArchive::tensor(const PickleValue& value) const {
   if (!value.is(PickleKind::object)) return std::nullopt;
-  const std::string& callable = value.at(0).global();
-  if (callable == "torch._utils._rebuild_parameter" ||
-      callable == "torch._utils._rebuild_parameter_with_state") {
-    const PickleValue inner = value.argument(0);
-    TESSERA_CHECK(!inner.is_object_of(callable), ErrorCode::checkpoint,
-                  "{}: a parameter of a parameter", source_);
-    return inner.is(PickleKind::object) && inner.at(0).global().starts_with("torch._utils._rebuild_"
-                                                                           "tensor")
-               ? tensor(inner)
-               : std::nullopt;
-  }
-  if (callable == "torch._utils._rebuild_tensor" || callable == "torch._utils._rebuild_tensor_v2") {
-    return rebuild(value, false);
-  }
-  if (callable == "torch._utils._rebuild_tensor_v3") return rebuild(value, true);
-  TESSERA_CHECK(!callable.starts_with("torch._utils.") && !callable.starts_with("torch._tensor."),
-                ErrorCode::checkpoint,
-                "{}: a tensor by {} (sparse, quantized, of another class) cannot be converted; "
-                "make it a dense one first",
-                source_, callable);
-  return std::nullopt;
+  return call(value.at(0).global(), value.at(1), 0);
 }
 
-TorchTensor TorchArchive::rebuild(const PickleValue& value, bool with_dtype) const {
+// What a function that makes tensors would make of these arguments.
+std::optional<TorchTensor> TorchArchive::call(const std::string& function,
+                                              const PickleValue& arguments, int depth) const {
+  TESSERA_CHECK(depth < 4, ErrorCode::checkpoint, "{}: a tensor of a tensor of a tensor", source_);
+  constexpr std::string_view torch_utils = "torch._utils.";
+  if (!function.starts_with(torch_utils) && !function.starts_with("torch._tensor.")) {
+    return std::nullopt;
+  }
+  if (function == "torch._utils._rebuild_tensor" || function == "torch._utils._rebuild_tensor_v2") {
+    return rebuild(arguments, false);
+  }
+  if (function == "torch._utils._rebuild_tensor_v3") return rebuild(arguments, true);
+  if (function.starts_with("torch._utils._rebuild_parameter")) {
+    const PickleValue inner = arguments.at(0);
+    if (inner.is(PickleKind::object)) return call(inner.at(0).global(), inner.at(1), depth + 1);
+  }
+  // A tensor with attributes: FSDP leaves some on what it gathered.
+  if (function == "torch._tensor._rebuild_from_type_v2" && arguments.at(0).is(PickleKind::global) &&
+      (arguments.at(1).is_global("torch.Tensor") ||
+       arguments.at(1).is_global("torch.nn.parameter.Parameter"))) {
+    return call(arguments.at(0).global(), arguments.at(2), depth + 1);
+  }
+  fail(ErrorCode::checkpoint,
+       "{}: a tensor by {} (sparse, quantized, of another class) cannot be converted; make it a "
+       "dense one first",
+       source_, function);
+}
+
+TorchTensor TorchArchive::rebuild(const PickleValue& arguments, bool with_dtype) const {
   const auto check = [&](bool condition, std::string_view problem) {
     TESSERA_CHECK(condition, ErrorCode::checkpoint, "{}: a tensor {}", source_, problem);
   };
-  const PickleValue storage_value = value.argument(0);
-  check(storage_value.is(PickleKind::persistent) &&
-            storage_value.at(0).is(PickleKind::tuple) && storage_value.at(0).size() >= 5,
+  const PickleValue storage_value = arguments.at(0);
+  check(storage_value.is(PickleKind::persistent) && storage_value.at(0).is(PickleKind::tuple) &&
+            storage_value.at(0).size() >= 5,
         "has no storage");
   const PickleValue id = storage_value.at(0);
   check(id.at(0).text() == "storage", "has no storage");
   TorchTensor tensor;
   tensor.key = id.at(2).text();
-  tensor.first = value.argument(1).integer();
-  tensor.shape = integers_of(value.argument(2));
-  tensor.strides = integers_of(value.argument(3));
+  tensor.first = arguments.at(1).integer();
+  tensor.shape = integers_of(arguments.at(2));
+  tensor.strides = integers_of(arguments.at(3));
   check(tensor.shape.size() == tensor.strides.size() && tensor.shape.size() <= 64,
         "has strides that do not fit its shape");
-  std::string_view name = with_dtype ? value.argument(6).global() : id.at(1).global();
+  std::string_view name = with_dtype ? arguments.at(6).global() : id.at(1).global();
   if (name.starts_with("torch.")) name.remove_prefix(6);
-  const auto* const type = std::find_if(
-      torch_dtypes.begin(), torch_dtypes.end(), [&](const TorchDType& d) {
+  const auto* const type =
+      std::find_if(torch_dtypes.begin(), torch_dtypes.end(), [&](const TorchDType& d) {
         return with_dtype ? d.dtype == name : d.storage != nullptr && d.storage == name;
       });
   TESSERA_CHECK(type != torch_dtypes.end(), ErrorCode::checkpoint,

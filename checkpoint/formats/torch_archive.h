@@ -39,8 +39,8 @@ bool is_torch_global(std::string_view global);
 // An archive that is a file or a part of one.
 class TorchArchive {
  public:
-  // Bytes [offset, offset + bytes) of a file of the table. `source` is the file in quotes, and where
-  // in it; it begins every Error.
+  // Bytes [offset, offset + bytes) of a file of the table. `source` is the file in quotes, and
+  // where in it; it begins every Error.
   TorchArchive(FileTable& files, std::size_t file, std::uint64_t offset, std::uint64_t bytes,
                std::string source, const PickleRules& rules = torch_rules);
   [[nodiscard]] PickleValue root() const { return pickle_->root(); }
@@ -52,7 +52,9 @@ class TorchArchive {
   [[nodiscard]] StoredRecord storage(const std::string& key) const;
 
  private:
-  [[nodiscard]] TorchTensor rebuild(const PickleValue& value, bool with_dtype) const;
+  [[nodiscard]] std::optional<TorchTensor> call(const std::string& function,
+                                                const PickleValue& arguments, int depth) const;
+  [[nodiscard]] TorchTensor rebuild(const PickleValue& arguments, bool with_dtype) const;
   std::string source_;
   std::size_t file_;
   std::uint64_t offset_;

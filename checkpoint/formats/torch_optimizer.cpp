@@ -15,16 +15,23 @@ namespace {
 // What torch.optim's groups hold where nobody said otherwise: without all of these keys a group
 // cannot be loaded.
 nlohmann::json adamw_defaults() {
-  return {{"lr", 1e-3},           {"betas", {0.9, 0.999}},  {"eps", 1e-8},
-          {"weight_decay", 1e-2}, {"amsgrad", false},       {"maximize", false},
-          {"foreach", nullptr},   {"capturable", false},    {"differentiable", false},
-          {"fused", nullptr},     {"decoupled_weight_decay", true}};
+  return {{"lr", 1e-3},
+          {"betas", {0.9, 0.999}},
+          {"eps", 1e-8},
+          {"weight_decay", 1e-2},
+          {"amsgrad", false},
+          {"maximize", false},
+          {"foreach", nullptr},
+          {"capturable", false},
+          {"differentiable", false},
+          {"fused", nullptr},
+          {"decoupled_weight_decay", true}};
 }
 
 nlohmann::json sgd_defaults() {
-  return {{"lr", 1e-3},       {"momentum", 0.9},   {"dampening", 0},   {"weight_decay", 0},
-          {"nesterov", false}, {"maximize", false}, {"foreach", nullptr},
-          {"differentiable", false}, {"fused", nullptr}};
+  return {{"lr", 1e-3},         {"momentum", 0.9},         {"dampening", 0},
+          {"weight_decay", 0},  {"nesterov", false},       {"maximize", false},
+          {"foreach", nullptr}, {"differentiable", false}, {"fused", nullptr}};
 }
 
 }  // namespace
@@ -77,8 +84,7 @@ void OptimizerLayout::set_groups(const Contents& contents) {
   const nlohmann::json defaults =
       parameters_.front().tensors.contains("momentum_buffer") ? sgd_defaults() : adamw_defaults();
   groups_ = nlohmann::json::array();
-  if (const auto kept = scalars.find(param_groups_key);
-      kept != scalars.end() && kept->is_array()) {
+  if (const auto kept = scalars.find(param_groups_key); kept != scalars.end() && kept->is_array()) {
     for (const nlohmann::json& group : *kept) {
       nlohmann::json whole = defaults;
       if (group.is_object()) whole.update(group);

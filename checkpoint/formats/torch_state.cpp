@@ -64,9 +64,8 @@ class StateWalker {
   }
 
   bool is_wanted() const {
-    return !path_.empty() &&
-           (path_.back() == "step" ||
-            std::find(path_.begin(), path_.end(), "param_groups") != path_.end());
+    return !path_.empty() && (path_.back() == "step" ||
+                              std::find(path_.begin(), path_.end(), "param_groups") != path_.end());
   }
 
   void add_tensor(const TorchTensor& tensor) {

@@ -13,11 +13,11 @@ namespace tessera::checkpoint::formats {
 
 namespace {
 
-constexpr std::uint64_t end_bytes = 22;        // of the end of the central directory
-constexpr std::uint64_t end64_bytes = 56;      // the same of ZIP64
-constexpr std::uint64_t locator_bytes = 20;    // what says where that is
-constexpr std::uint64_t central_bytes = 46;    // a record's part of the directory, less its names
-constexpr std::uint64_t local_bytes = 30;      // a record's own header, less its names
+constexpr std::uint64_t end_bytes = 22;      // of the end of the central directory
+constexpr std::uint64_t end64_bytes = 56;    // the same of ZIP64
+constexpr std::uint64_t locator_bytes = 20;  // what says where that is
+constexpr std::uint64_t central_bytes = 46;  // a record's part of the directory, less its names
+constexpr std::uint64_t local_bytes = 30;    // a record's own header, less its names
 constexpr std::uint64_t comment_limit = 65535;
 constexpr std::uint64_t directory_limit = std::uint64_t{1} << 28;
 
@@ -48,9 +48,8 @@ class DirectoryReader {
   std::vector<ZipRecord> run() {
     const DirectoryPlace place = find_directory();
     std::vector<CentralRecord> found = read_directory(place);
-    std::sort(found.begin(), found.end(), [](const CentralRecord& a, const CentralRecord& b) {
-      return a.local < b.local;
-    });
+    std::sort(found.begin(), found.end(),
+              [](const CentralRecord& a, const CentralRecord& b) { return a.local < b.local; });
     std::uint64_t before = 0;
     for (CentralRecord& each : found) {
       check(each.local >= before, "has records that share bytes");
