@@ -119,11 +119,10 @@ fs::path copy_of(const std::string& name, const TemporaryFolder& folder) {
 
 TEST(PyTorchFormats, AFlippedBitInATensorIsFound) {
   const TemporaryFolder folder;
-  const fs::path path = copy_of("fsdp2_full.pt", folder);
+  const fs::path path = copy_of("views.pt", folder);
   std::string bytes = read_all(path);
-  const FoundTensors expected = expected_tensors("fsdp2.safetensors");
-  const std::string& weight = expected.at("model/first.weight").bytes;
-  const std::size_t at = bytes.find(weight);
+  const FoundTensors expected = expected_tensors("views.safetensors");
+  const std::size_t at = bytes.find(expected.at("model/dtype.float16").bytes);
   ASSERT_NE(at, std::string::npos);
   bytes[at + 5] = static_cast<char>(bytes[at + 5] ^ 4);
   write_all(path, bytes);
@@ -132,8 +131,8 @@ TEST(PyTorchFormats, AFlippedBitInATensorIsFound) {
   EXPECT_TRUE(has(error_of([&] { tensors_of(*source, 3); }), "damaged"));
   const auto damage = source->verify(nullptr);
   ASSERT_EQ(damage.size(), 1u);
-  EXPECT_TRUE(has(damage[0], "first.weight"));
-  EXPECT_TRUE(has(damage[0], "fsdp2_full.pt"));
+  EXPECT_TRUE(has(damage[0], "dtype.float16"));
+  EXPECT_TRUE(has(damage[0], "views.pt"));
 }
 
 TEST(PyTorchFormats, EveryTruncationIsRefused) {

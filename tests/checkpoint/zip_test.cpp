@@ -114,8 +114,9 @@ TEST(Zip, RefusesWhatDoesNotFit) {
           "outside"));
   EXPECT_TRUE(has(zip_refusal(changed(archive, name, 42, 0x7fffffff, 4)), "outside"));
   // Two records on the same bytes: a bomb.
-  EXPECT_TRUE(has(zip_refusal(changed(archive, "a/empty", 42, 0, 4)), ""));
-  EXPECT_TRUE(has(zip_refusal(changed(archive, name, 42, 1, 4)), "header"));
+  EXPECT_TRUE(has(zip_refusal(changed(archive, "a/empty", 42, 0, 4)), "share bytes"));
+  EXPECT_TRUE(has(zip_refusal(changed(archive, name, 42, 1, 4)), "share bytes"));
+  EXPECT_TRUE(has(zip_refusal(changed(archive, "a/data.pkl", 42, 1, 4)), "without its header"));
   const std::string larger = changed(changed(archive, name, 20, 1100, 4), name, 24, 1100, 4);
   EXPECT_TRUE(has(zip_refusal(larger), "share bytes"));
 }
