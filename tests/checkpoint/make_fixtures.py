@@ -128,6 +128,7 @@ def views(folder):
     state["expanded"] = torch.tensor([[1.5], [2.5]]).expand(2, 4)
     state["scalar"] = torch.tensor(3.25, dtype=torch.float64)
     state["empty"] = torch.zeros(0, 4)
+    state["without_columns"] = torch.zeros(3, 0)
     state["tied"] = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
     state["also_tied"] = state["tied"]
     for dtype in (torch.float16, torch.int64, torch.uint8, torch.bool, torch.int8, torch.int16, torch.uint16,
