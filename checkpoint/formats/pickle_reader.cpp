@@ -38,9 +38,11 @@ std::string describe_opcode(unsigned char opcode) {
   }
 }
 
+// Strictly: no surrogates, nothing longer than it must be, as JSON wants it of names.
 bool is_utf8(std::string_view text) {
   for (std::size_t i = 0; i < text.size();) {
-    const auto lead = static_cast<unsigned char>(text[i]);
+    const auto byte = [&](std::size_t k) { return static_cast<unsigned char>(text[i + k]); };
+    const unsigned lead = byte(0);
     const std::size_t more = lead < 0x80                   ? 0
                              : lead >= 0xc2 && lead < 0xe0 ? 1
                              : lead >= 0xe0 && lead < 0xf0 ? 2
@@ -48,8 +50,11 @@ bool is_utf8(std::string_view text) {
                                                            : 4;
     if (more == 4 || text.size() - i <= more) return false;
     for (std::size_t k = 1; k <= more; ++k) {
-      if ((static_cast<unsigned char>(text[i + k]) & 0xc0) != 0x80) return false;
+      if ((byte(k) & 0xc0) != 0x80) return false;
     }
+    const bool wrong = (lead == 0xe0 && byte(1) < 0xa0) || (lead == 0xed && byte(1) > 0x9f) ||
+                       (lead == 0xf0 && byte(1) < 0x90) || (lead == 0xf4 && byte(1) > 0x8f);
+    if (wrong) return false;
     i += more + 1;
   }
   return true;

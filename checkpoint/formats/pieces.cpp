@@ -142,7 +142,10 @@ std::string PieceStore::where(std::size_t tensor) const {
   const auto& pieces = tensors_[tensor].pieces;
   if (pieces.empty()) return "nowhere: it has no elements";
   const StoredRecord& first = records_[pieces.front().record];
-  std::string text = fmt::format("{}: {}", files_.path(first.file).filename().string(), first.name);
+  const bool plain = std::all_of(first.name.begin(), first.name.end(),
+                                 [](char c) { return c >= ' ' && c <= '~'; });
+  std::string text = fmt::format("{}: {}", files_.path(first.file).filename().string(),
+                                 plain ? first.name : shown(first.name));
   if (pieces.size() > 1) text += fmt::format(", and {} more", pieces.size() - 1);
   return text;
 }

@@ -146,6 +146,11 @@ TEST(Pickle, RefusesDamage) {
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02Nr\xff\xff\xff\xff.")), "memo index"));
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02X\xff\xff\xff\x7fx.")), "cut short"));
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02X\x01\x00\x00\x00\xff.")), "UTF-8"));
+  for (const char* wrong : {"\xed\xa0\x80", "\xe0\x80\x80", "\xf4\x90\x80\x80", "\xc0\x80"}) {
+    const std::string bytes = wrong;
+    const std::string length{static_cast<char>(bytes.size()), '\0', '\0', '\0'};
+    EXPECT_TRUE(has(pickle_refusal("\x80\x02X" + length + bytes + "."), "UTF-8"));
+  }
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02}]Ns.")), "key"));
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02}(Nu.")), "without a value"));
 }
