@@ -210,13 +210,20 @@ class ZeroOpener {
     return value.is(PickleKind::object) ? value.argument(0).integer() : value.integer();
   }
 
-  // A flat tensor of the partition, added to a lane.
-  void add_to(Lane& lane, const TorchArchive& from, const PickleValue& value) {
-    const auto tensor = from.tensor(value);
+  // A flat tensor of the partition, added to a lane. Of moments, the first `elements`: they are
+  // saved with the padding at the end of the last partitions, the weights without.
+  void add_to(Lane& lane, const TorchArchive& from, const PickleValue& value,
+              std::optional<std::int64_t> elements = {}) {
+    auto tensor = from.tensor(value);
     check(tensor.has_value() && tensor->shape.size() == 1 && tensor->strides[0] >= 1,
           "{} has something else than flat tensors in its partition", from.source());
     check(stored_ == nullptr || stored_ == tensor->stored, "its partitions have two dtypes");
     stored_ = tensor->stored;
+    if (elements.has_value()) {
+      check(tensor->shape[0] >= *elements, "{} has {} elements of state for {} weights",
+            from.source(), tensor->shape[0], *elements);
+      tensor->shape[0] = *elements;
+    }
     lane.add(store_.add_record(from.storage(tensor->key)), *tensor);
   }
 
@@ -282,9 +289,7 @@ class ZeroOpener {
       }
       const auto tensor = from.tensor(value);
       if (!tensor.has_value() || tensor->shape.size() != 1) continue;
-      check(tensor->shape[0] == elements, "{}: {} has {} elements, the weights {}", from.source(),
-            shown(key), tensor->shape[0], elements);
-      add_to(lanes[key == "momentum_buffer" ? "momentum" : key], from, value);
+      add_to(lanes[key == "momentum_buffer" ? "momentum" : key], from, value, elements);
     }
   }
 

@@ -180,7 +180,10 @@ def zero(folder, stage, world):
         if stage == 3:
             optimizer.update(fp32_flat_groups=[w.clone() for w in weights], optimizer_state_dict=base)
         else:
-            optimizer.update(single_partition_of_fp32_groups=[w.clone() for w in weights], base_optimizer_state=base)
+            # The weights go without the padding at their end, the moments with it.
+            last = [sum(torch.Size(s).numel() for s in g.values()) - rank * w.numel() for g, w in zip(groups, weights)]
+            optimizer.update(single_partition_of_fp32_groups=[w[:n].clone() for w, n in zip(weights, last)],
+                             base_optimizer_state=base)
         prefix = "bf16_" if stage == 2 else ""
         torch.save({"optimizer_state_dict": optimizer, "ds_version": "0.16.0"},
                    f"{tag}/{prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
