@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <memory>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "checkpoint/checksum.h"
@@ -117,24 +117,32 @@ void run_safetensors(std::string_view bytes) {
   }
 }
 
-void run_index(std::string_view bytes) {
-  static const std::unique_ptr<std::string> folder = [] {
+// For parsers that want a folder; it goes with the program.
+class ScratchFolder {
+ public:
+  ScratchFolder() {
     std::string name = "/dev/shm/tessera-fuzz-XXXXXX";
     if (::mkdtemp(name.data()) == nullptr) fail(ErrorCode::runtime, "mkdtemp failed");
-    return std::make_unique<std::string>(std::move(name));
-  }();
-  const fs::path index = fs::path(*folder) / "pytorch_model.bin.index.json";
-  {
-    File file = File::create_or_truncate(index);
-    file.write_at(0, bytes.data(), bytes.size());
+    path_ = name;
   }
-  try {
-    torch_format().open(*folder);
-  } catch (const Error&) {
-    fs::remove(index);
-    throw;
+  ~ScratchFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
   }
-  fs::remove(index);
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+  [[nodiscard]] const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+void run_index(std::string_view bytes) {
+  static const ScratchFolder folder;
+  File file = File::create_or_truncate(folder.path() / "pytorch_model.bin.index.json");
+  file.write_at(0, bytes.data(), bytes.size());
+  file.close();
+  (void)torch_format().open(folder.path());
 }
 
 // The bytes are what the manifest's checksum covers; the checksum is made right, or nothing would
