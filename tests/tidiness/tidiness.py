@@ -47,7 +47,8 @@ def files_of(root):
     for folder, names, files in os.walk(root):
         inside = os.path.relpath(folder, root)
         top = inside == "."
-        names[:] = sorted(name for name in names if name not in (".git", ".cache", "__pycache__")
+        names[:] = sorted(name for name in names
+                          if name not in (".git", ".cache", "__pycache__", "fixtures", "corpus")
                           and not (top and (name.startswith("build") or name == "out")))
         for name in sorted(files):
             if not os.path.islink(os.path.join(folder, name)):

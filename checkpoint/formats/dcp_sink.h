@@ -1,0 +1,16 @@
+// Writing the folders of PyTorch Distributed Checkpoint.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+
+#include "checkpoint/formats/format.h"
+
+namespace tessera::checkpoint::formats {
+
+// A file a rank, cut along the first dimension as FSDP2 cuts; "model." and "optimizer." before the
+// names, as Accelerate has them.
+std::unique_ptr<Sink> create_dcp(const std::filesystem::path& path, const Contents& contents,
+                                 const WriteOptions& options);
+
+}  // namespace tessera::checkpoint::formats

@@ -1,0 +1,55 @@
+// From the nested state dicts that PyTorch programs save to a checkpoint's model tensors, optimizer
+// state and scalars.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "checkpoint/formats/format.h"
+
+namespace tessera::checkpoint::formats {
+
+// Keys from the outermost dict inwards; numbers in digits.
+using StatePath = std::vector<std::string>;
+
+struct StateTensor {
+  StatePath path;
+  const StoredDType* stored = nullptr;
+  std::vector<std::int64_t> shape;
+  std::size_t handle = 0;  // the caller's
+  std::string memory;      // the same for two tensors that are the same memory; empty: unknown
+};
+
+struct StateValue {
+  StatePath path;
+  nlohmann::json value;
+};
+
+struct StateItems {
+  std::vector<StateTensor> tensors;
+  std::vector<StateValue> values;
+};
+
+struct NamedState {
+  Contents contents;
+  std::vector<std::size_t> handles;  // of contents.tensors
+};
+
+// Finds the model's tensors (at the top, or in dicts called model, module, state_dict ...) and the
+// optimizer's (in a dict with `state` and `param_groups`), takes the prefixes of wrappers off their
+// names, names optimizer state that has numbers, and turns steps and hyperparameters into scalars.
+// What belongs to neither is left out with a note. `number` reads a tensor of one element.
+NamedState name_state(StateItems items, const std::function<double(std::size_t handle)>& number,
+                      const std::string& source);
+
+// Scalars under which the hyperparameters of the optimizer's parameter groups are kept: a list of
+// {"lr": ..., "params": [names]}; and the steps done by parameter.
+inline constexpr const char* param_groups_key = "param_groups";
+inline constexpr const char* step_counts_key = "optimizer_step_counts";
+// What a name is without the wrappers around its module.
+std::string unwrapped_name(const std::string& name);
+
+}  // namespace tessera::checkpoint::formats

@@ -1,0 +1,220 @@
+#!/usr/bin/env python3
+"""Makes tests/checkpoint/fixtures anew: checkpoints as PyTorch and DeepSpeed write them, small, and beside each the
+tensors that a reader must find (NAME.safetensors; names begin with "model/" or "optimizer/").
+
+    PYTHON tests/checkpoint/make_fixtures.py [FOLDER]
+
+PYTHON is that of scripts/judges. DeepSpeed's folders are laid out as its zero_to_fp32.py reads them.
+"""
+import os
+import shutil
+import sys
+import warnings
+from collections import OrderedDict
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+WORLD = 2
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(5, 7)
+        self.last = nn.Linear(7, 3, bias=False)
+        self.register_buffer("seen", torch.tensor(7))
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x)))
+
+
+def train(model, seed):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.8, 0.95), weight_decay=0.1)
+    torch.manual_seed(seed)
+    for _ in range(3):
+        model(torch.randn(4, 5)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return optimizer
+
+
+def expect(path, model, optimizer):
+    tensors = {f"model/{name}": tensor.detach().clone().contiguous() for name, tensor in model.items()}
+    for name, state in (optimizer or {}).items():
+        for key, tensor in state.items():
+            if key != "step":
+                tensors[f"optimizer/{name}.{key}"] = tensor.detach().clone().contiguous()
+    save_file(tensors, path)
+
+
+def write_dcp(state, folder):
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(folder), planner=DefaultSavePlanner())
+
+
+def fsdp2(folder, rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(1)
+    model = Net()
+    mesh = init_device_mesh("cpu", (WORLD,))
+    fully_shard(model.first, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = train(model, rank)
+    state, optimizer_state = get_state_dict(model, optimizer)
+    write_dcp({"model": state, "optim": optimizer_state}, f"{folder}/fsdp2")
+    whole, whole_optimizer = get_state_dict(
+        model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if rank == 0:
+        torch.save({"model": whole, "optimizer": whole_optimizer}, f"{folder}/fsdp2_full.pt")
+        expect(f"{folder}/fsdp2.safetensors", whole, whole_optimizer["state"])
+
+
+def fsdp1(folder, rank):
+    """As Accelerate's save_fsdp_model and save_fsdp_optimizer do."""
+    from torch.distributed.fsdp import (FullOptimStateDictConfig, FullStateDictConfig, FullyShardedDataParallel,
+                                        ShardedOptimStateDictConfig, ShardedStateDictConfig, StateDictType)
+
+    torch.manual_seed(2)
+    model = FullyShardedDataParallel(Net(), device_id=torch.device("cpu"), use_orig_params=True)
+    optimizer = train(model, 10 + rank)
+    with FullyShardedDataParallel.state_dict_type(
+            model, StateDictType.SHARDED_STATE_DICT, ShardedStateDictConfig(offload_to_cpu=True),
+            ShardedOptimStateDictConfig(offload_to_cpu=True)):
+        write_dcp({"model": model.state_dict()}, f"{folder}/accelerate/pytorch_model_fsdp_0")
+        write_dcp({"optimizer": FullyShardedDataParallel.optim_state_dict(model, optimizer)},
+                  f"{folder}/accelerate/optimizer_0")
+    with FullyShardedDataParallel.state_dict_type(
+            model, StateDictType.FULL_STATE_DICT, FullStateDictConfig(offload_to_cpu=True, rank0_only=True),
+            FullOptimStateDictConfig(offload_to_cpu=True, rank0_only=True)):
+        state = model.state_dict()
+        optimizer_state = FullyShardedDataParallel.optim_state_dict(model, optimizer)
+    if rank == 0:
+        os.makedirs(f"{folder}/accelerate_full")
+        torch.save(state, f"{folder}/accelerate_full/pytorch_model_fsdp.bin")
+        torch.save(optimizer_state, f"{folder}/accelerate_full/optimizer.bin")
+        # On a CPU, PyTorch 2.15 gathers exp_avg with the values of exp_avg_sq: each folder has its own truth.
+        expect(f"{folder}/accelerate_full.safetensors", state, optimizer_state["state"])
+        dcp_to_torch_save(f"{folder}/accelerate/optimizer_0", f"{folder}/optimizer.pt")
+        sharded = torch.load(f"{folder}/optimizer.pt", weights_only=True)["optimizer"]["state"]
+        os.remove(f"{folder}/optimizer.pt")
+        expect(f"{folder}/accelerate.safetensors", state, sharded)
+
+
+def rank_main(rank, folder):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29571", RANK=str(rank), WORLD_SIZE=str(WORLD))
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo", rank=rank, world_size=WORLD)
+    fsdp2(folder, rank)
+    fsdp1(folder, rank)
+    dist.destroy_process_group()
+
+
+def views(folder):
+    """What a state dict may hold: strides of all kinds, shared memory, every dtype, numbers of no element."""
+    base = torch.arange(60, dtype=torch.float32).reshape(5, 12)
+    state = OrderedDict()
+    state["transposed"] = base.t()
+    state["columns"] = base[:, 3:7]
+    state["every_third"] = base[::2, ::3]
+    state["permuted"] = torch.arange(24, dtype=torch.int32).reshape(2, 3, 4).permute(2, 0, 1)
+    state["expanded"] = torch.tensor([[1.5], [2.5]]).expand(2, 4)
+    state["scalar"] = torch.tensor(3.25, dtype=torch.float64)
+    state["empty"] = torch.zeros(0, 4)
+    state["without_columns"] = torch.zeros(3, 0)
+    state["tied"] = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
+    state["also_tied"] = state["tied"]
+    for dtype in (torch.float16, torch.int64, torch.uint8, torch.bool, torch.int8, torch.int16, torch.uint16,
+                  torch.float8_e4m3fn):
+        state[f"dtype.{str(dtype)[6:]}"] = torch.arange(5).to(dtype)
+    state["parameter"] = nn.Parameter(torch.ones(3))
+    torch.save(state, f"{folder}/views.pt")
+    expected = {name: tensor for name, tensor in state.items() if name != "also_tied"}
+    expect(f"{folder}/views.safetensors", expected, None)
+
+
+def zero_parts(flat, world, align):
+    padded = torch.cat([flat, torch.zeros((-flat.numel()) % align)])
+    return list(padded.chunk(world))
+
+
+def zero(folder, stage, world):
+    """zero_to_fp32.py's view of a ZeRO folder: two groups, a buffer, a frozen and a shared parameter."""
+    torch.manual_seed(20 + stage)
+    groups = [OrderedDict([("module.embed.weight", (7, 3)), ("module.head.weight", (2, 5))]),
+              OrderedDict([("module.norm.bias", (5,))])]
+    frozen = OrderedDict([("module.frozen.weight", (3, 3))])
+    tensors = {name: torch.randn(shape) for group in [*groups, frozen] for name, shape in group.items()}
+    moments = {key: {name: torch.rand(shape) for group in groups for name, shape in group.items()}
+               for key in ("exp_avg", "exp_avg_sq")}
+    tag = f"{folder}/zero{stage}/global_step4"
+    os.makedirs(tag)
+    with open(f"{folder}/zero{stage}/latest", "w", encoding="ascii") as file:
+        file.write("global_step4")
+
+    def partition(values, rank):
+        parts = []
+        for group in groups:
+            if stage == 3:
+                parts.append(torch.cat([zero_parts(values[name].flatten(), world, world)[rank] for name in group]))
+            else:
+                flat = torch.cat([values[name].flatten() for name in group])
+                parts.append(zero_parts(flat, world, 2 * world)[rank])
+        return parts
+
+    for rank in range(world):
+        weights = partition(tensors, rank)
+        state = {i: {"step": torch.tensor(4.0), **{key: partition(values, rank)[i].clone()
+                                                   for key, values in moments.items()}}
+                 for i in range(len(groups))}
+        base = {"state": state, "param_groups": [{"lr": 0.01, "betas": (0.9, 0.99), "params": [i]} for i in range(2)]}
+        optimizer = {"zero_stage": stage, "partition_count": world if stage == 3 else [world, world],
+                     "loss_scaler": None}
+        if stage == 3:
+            optimizer.update(fp32_flat_groups=[w.clone() for w in weights], optimizer_state_dict=base)
+        else:
+            # The weights go without the padding at their end, the moments with it.
+            last = [sum(torch.Size(s).numel() for s in g.values()) - rank * w.numel() for g, w in zip(groups, weights)]
+            optimizer.update(single_partition_of_fp32_groups=[w[:n].clone() for w, n in zip(weights, last)],
+                             base_optimizer_state=base)
+        prefix = "bf16_" if stage == 2 else ""
+        torch.save({"optimizer_state_dict": optimizer, "ds_version": "0.16.0"},
+                   f"{tag}/{prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+        if stage == 3 or rank == 0:
+            model = {"module": OrderedDict([("module.table", torch.arange(4))]), "buffer_names": ["module.table"],
+                     "param_shapes": [OrderedDict((n, torch.Size(s)) for n, s in g.items()) for g in groups],
+                     "shared_params": {"module.tied.weight": "module.embed.weight"},
+                     "frozen_param_shapes": OrderedDict((n, torch.Size(s)) for n, s in frozen.items()),
+                     "frozen_param_fragments": OrderedDict(
+                         (n, zero_parts(tensors[n].flatten(), world, world)[rank].clone() if stage == 3
+                          else tensors[n]) for n in frozen),
+                     "ds_version": "0.16.0", "global_steps": 4}
+            name = f"zero_pp_rank_{rank}_mp_rank_00" if stage == 3 else "mp_rank_00"
+            torch.save(model, f"{tag}/{name}_model_states.pt")
+    expected = {f"model/{name[7:]}": tensor for name, tensor in tensors.items()}
+    expected["model/table"] = torch.arange(4)
+    for key, values in moments.items():
+        expected.update({f"optimizer/{name[7:]}.{key}": value for name, value in values.items()})
+    save_file(expected, f"{folder}/zero{stage}.safetensors")
+
+
+def main():
+    here = os.path.dirname(os.path.abspath(__file__))
+    folder = os.path.abspath(sys.argv[1]) if len(sys.argv) > 1 else os.path.join(here, "fixtures")
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+    torch.multiprocessing.spawn(rank_main, (folder,), nprocs=WORLD)
+    views(folder)
+    zero(folder, 2, 3)
+    zero(folder, 3, 2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+// One function for each parser of foreign bytes. They go as far as the bytes can lead: a torch.save
+// file that opens is read through, chunks of a DCP folder are proven.
+#include "fuzz/targets.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "checkpoint/checksum.h"
+#include "checkpoint/file.h"
+#include "checkpoint/formats/dcp_metadata.h"
+#include "checkpoint/formats/torch.h"
+#include "checkpoint/formats/torch_archive.h"
+#include "checkpoint/json.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/safetensors.h"
+#include "cli/recipe.h"
+#include "kernels/base/error.h"
+#include "models/gpt2_config.h"
+#include "models/llama_config.h"
+
+namespace tessera::fuzz {
+
+namespace {
+
+namespace fs = std::filesystem;
+using namespace checkpoint;
+using namespace checkpoint::formats;
+
+// Bytes of a tensor that is read through; what a file claims may be far more.
+constexpr std::int64_t readable = 1 << 16;
+
+// A file in memory, by a path.
+class MemoryFile {
+ public:
+  explicit MemoryFile(std::string_view bytes) : fd_(::memfd_create("fuzz", MFD_CLOEXEC)) {
+    if (fd_ == -1) fail(ErrorCode::runtime, "memfd_create failed");
+    if (::write(fd_, bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size())) {
+      fail(ErrorCode::runtime, "write to a memory file failed");
+    }
+  }
+  ~MemoryFile() { ::close(fd_); }
+  MemoryFile(const MemoryFile&) = delete;
+  MemoryFile& operator=(const MemoryFile&) = delete;
+  [[nodiscard]] fs::path path() const { return "/proc/self/fd/" + std::to_string(fd_); }
+
+ private:
+  int fd_;
+};
+
+ReadBytes reader_of(std::string_view bytes) {
+  return [bytes](std::uint64_t offset, void* out, std::size_t count) {
+    // A parser that reads outside of the file it was told the size of is wrong.
+    if (offset > bytes.size() || count > bytes.size() - offset) __builtin_trap();
+    std::memcpy(out, bytes.data() + offset, count);
+  };
+}
+
+void run_pickle(std::string_view bytes) {
+  const PickleRules everything{[](std::string_view) { return true; }, "anything", ""};
+  const Pickle pickle(bytes, "'pickle'", everything);
+  PickleToJson().convert(pickle.root());
+}
+
+void run_zip(std::string_view bytes) {
+  const ZipDirectory directory(reader_of(bytes), bytes.size(), "'zip'");
+  std::uint64_t sum = 0;
+  for (const ZipRecord& record : directory.records()) {
+    if (record.offset > bytes.size() || record.bytes > bytes.size() - record.offset) {
+      __builtin_trap();
+    }
+    sum += record.bytes;
+  }
+  if (sum > bytes.size()) __builtin_trap();  // no byte is given twice
+}
+
+void run_dcp_metadata(std::string_view bytes) {
+  const DcpMetadata metadata = parse_dcp_metadata(bytes, "'.metadata'");
+  for (const DcpTensor& tensor : metadata.tensors) {
+    std::vector<Box> boxes;
+    for (const DcpChunk& chunk : tensor.chunks) boxes.push_back(chunk.box);
+    if (cover_problem(tensor.shape, boxes).empty()) element_count(tensor.shape, tensor.key);
+  }
+  // What was understood can be said again.
+  const std::string again = compose_dcp_metadata(metadata);
+  if (parse_dcp_metadata(again, "'again'").tensors.size() != metadata.tensors.size()) {
+    __builtin_trap();
+  }
+}
+
+void run_torch_file(std::string_view bytes) {
+  const MemoryFile file(bytes);
+  const auto source = torch_format().open(file.path());
+  std::vector<std::byte> data;
+  const auto& tensors = source->contents().tensors;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const std::int64_t all = element_count(tensors[i].shape, tensors[i].name);
+    const std::int64_t count = std::min(all, readable / 8);
+    data.resize(static_cast<std::size_t>(count) * 8);
+    source->read(i, 0, count, data.data());
+    source->read(i, all - count, count, data.data());
+  }
+  (void)source->verify(nullptr);
+}
+
+void run_safetensors(std::string_view bytes) {
+  const SafetensorsHeader header =
+      read_safetensors_header(reader_of(bytes), bytes.size(), "'safetensors'");
+  for (const TensorEntry& tensor : header.tensors()) {
+    if (tensor.begin > tensor.end || tensor.end > bytes.size()) __builtin_trap();
+  }
+}
+
+// For parsers that want a folder; it goes with the program.
+class ScratchFolder {
+ public:
+  ScratchFolder() {
+    std::string name = "/dev/shm/tessera-fuzz-XXXXXX";
+    if (::mkdtemp(name.data()) == nullptr) fail(ErrorCode::runtime, "mkdtemp failed");
+    path_ = name;
+  }
+  ~ScratchFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+  [[nodiscard]] const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+void run_index(std::string_view bytes) {
+  static const ScratchFolder folder;
+  File file = File::create_or_truncate(folder.path() / "pytorch_model.bin.index.json");
+  file.write_at(0, bytes.data(), bytes.size());
+  file.close();
+  (void)torch_format().open(folder.path());
+}
+
+// The bytes are what the manifest's checksum covers; the checksum is made right, or nothing would
+// get past it.
+void run_manifest(std::string_view bytes) {
+  const nlohmann::json body = parse_json(bytes, "'manifest.json'");
+  const nlohmann::json whole{{"manifest", body}, {"xxh3", to_hex(checksum(body.dump()))}};
+  const Manifest manifest = parse_manifest(whole.dump(), "'manifest.json'");
+  for (const FileRecord& file : manifest.files) {
+    if (!is_plain_name(file.name)) __builtin_trap();
+  }
+}
+
+void run_recipe(std::string_view bytes) {
+  validate(cli::parse_recipe(bytes, "recipe.yaml", {}), 1);
+}
+
+void run_config(std::string_view bytes) {
+  const nlohmann::json config = parse_json(bytes, "config.json");
+  try {
+    models::Gpt2Config::parse(config, "config.json");
+  } catch (const Error&) {
+  }
+  models::LlamaConfig::parse(config, "config.json");
+}
+
+// Refusals are what a parser is for.
+template <void (*parse)(std::string_view)>
+void tolerant(std::string_view bytes) {
+  try {
+    parse(bytes);
+  } catch (const Error&) {
+  }
+}
+
+}  // namespace
+
+const std::vector<FuzzTarget>& fuzz_targets() {
+  static const std::vector<FuzzTarget> targets{
+      {"pickle", tolerant<run_pickle>},
+      {"zip", tolerant<run_zip>},
+      {"dcp_metadata", tolerant<run_dcp_metadata>},
+      {"torch_file", tolerant<run_torch_file>},
+      {"safetensors", tolerant<run_safetensors>},
+      {"index", tolerant<run_index>},
+      {"manifest", tolerant<run_manifest>},
+      {"recipe", tolerant<run_recipe>},
+      {"config", tolerant<run_config>},
+  };
+  return targets;
+}
+
+}  // namespace tessera::fuzz

@@ -1,0 +1,169 @@
+"""Checkpoints to and from PyTorch: what FSDP writes on two ranks, `tessera convert` makes whole with every moment;
+what it writes, torch.load(weights_only=True) and torch.distributed.checkpoint load, and training goes on from there as
+if nothing had happened."""
+import tempfile
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_state_dict, set_state_dict)
+
+WORLD = 2
+FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.hidden = nn.Linear(6, 7)
+        self.head = nn.Linear(7, 3, bias=False)
+        self.register_buffer("seen", torch.tensor([1, 2, 3]))
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.hidden(self.embed(x))))
+
+
+def sharded_net():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(5)
+    model = Net()
+    mesh = init_device_mesh("cpu", (WORLD,))
+    fully_shard(model.hidden, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.8, 0.95), weight_decay=0.1)
+
+
+def train(model, optimizer, first, last):
+    losses = []
+    for step in range(first, last):
+        generator = torch.Generator().manual_seed(step)
+        x = torch.randint(0, 11, (8,), generator=generator)
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def rank_main(rank, meeting, function, *arguments):
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}/ranks", rank=rank, world_size=WORLD)
+    function(rank, *arguments)
+    dist.destroy_process_group()
+
+
+def save_rank(rank, folder):
+    """Trains five steps, saves in both forms, and goes on for five more."""
+    model, optimizer = sharded_net()
+    train(model, optimizer, 0, 5)
+    state, optimizer_state = get_state_dict(model, optimizer)
+    dcp.save({"model": state, "optimizer": optimizer_state}, storage_writer=dcp.FileSystemWriter(folder / "sharded"),
+             planner=DefaultSavePlanner())
+    whole, whole_optimizer = get_state_dict(model, optimizer, options=FULL)
+    if rank == 0:  # at once: the steps are the optimizer's own tensors
+        torch.save({"model": whole, "optimizer": whole_optimizer}, folder / "full.pt")
+    losses = train(model, optimizer, 5, 10)
+    if rank == 0:
+        torch.save(losses, folder / "losses.pt")
+
+
+def load_rank(rank, folder, name):
+    """Loads a DCP folder into new shards, saves them whole, and goes on for five steps."""
+    model, optimizer = sharded_net()
+    state, optimizer_state = get_state_dict(model, optimizer)
+    both = {"model": state, "optimizer": optimizer_state}
+    dcp.load(both, storage_reader=dcp.FileSystemReader(folder / name), planner=DefaultLoadPlanner())
+    set_state_dict(model, optimizer, model_state_dict=both["model"], optim_state_dict=both["optimizer"])
+    whole, whole_optimizer = get_state_dict(model, optimizer, options=FULL)
+    if rank == 0:
+        torch.save({"model": whole, "optimizer": whole_optimizer}, folder / "loaded.pt")
+    losses = train(model, optimizer, 5, 10)
+    if rank == 0:
+        torch.save(losses, folder / "losses-again.pt")
+
+
+def spawn(function, *arguments):
+    with tempfile.TemporaryDirectory() as meeting:
+        torch.multiprocessing.spawn(rank_main, (meeting, function, *arguments), nprocs=WORLD)
+
+
+def assert_same_tensors(found, expected):
+    assert set(found) == set(expected)
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype, name
+        assert found[name].shape == tensor.shape, name
+        assert torch.equal(found[name], tensor), name
+
+
+def assert_same_checkpoint(found, expected):
+    assert_same_tensors(found["model"], expected["model"])
+    assert set(found["optimizer"]["state"]) == set(expected["optimizer"]["state"])
+    for name, state in expected["optimizer"]["state"].items():
+        assert_same_tensors(found["optimizer"]["state"][name], state)
+    (group,), (wanted,) = found["optimizer"]["param_groups"], expected["optimizer"]["param_groups"]
+    assert {**group, "params": sorted(group["params"])} == {**wanted, "params": sorted(wanted["params"])}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fsdp2")
+    spawn(save_rank, folder)
+    return folder
+
+
+def test_sharded_state_becomes_one_file(saved, tessera, tmp_path):
+    tessera.run("convert", saved / "sharded", tmp_path / "one.pt", "--to", "torch")
+    assert_same_checkpoint(torch.load(tmp_path / "one.pt", weights_only=True),
+                           torch.load(saved / "full.pt", weights_only=True))
+
+
+@pytest.mark.parametrize("source", ["full.pt", "sharded"])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_dcp_for_any_number_of_ranks_is_trained_on(saved, tessera, source, ranks):
+    name = f"from-{source}-{ranks}"
+    tessera.run("convert", saved / source, saved / name, "--to", "dcp", "--world-size", ranks)
+    spawn(load_rank, saved, name)
+    loaded = torch.load(saved / "loaded.pt", weights_only=True)
+    assert_same_checkpoint(loaded, torch.load(saved / "full.pt", weights_only=True))
+    assert torch.load(saved / "losses-again.pt") == torch.load(saved / "losses.pt")
+
+
+def test_torch_reads_dcp_without_ranks(saved, tessera, tmp_path):
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    tessera.run("convert", saved / "full.pt", tmp_path / "dcp", "--to", "dcp", "--world-size", 2)
+    dcp_to_torch_save(tmp_path / "dcp", tmp_path / "again.pt")
+    again = torch.load(tmp_path / "again.pt", weights_only=False)
+    assert_same_checkpoint(again, torch.load(saved / "full.pt", weights_only=True))
+
+
+def test_every_dtype_stride_and_alias(tessera, tmp_path):
+    base = torch.arange(600, dtype=torch.float32).reshape(20, 30)
+    state = {"transposed": base.t(), "columns": base[:, 3:7], "steps": base[::3, ::7], "scalar": torch.tensor(2.5),
+             "empty": torch.zeros(3, 0), "expanded": torch.ones(5, 1).expand(5, 6),
+             "permuted": torch.arange(60).reshape(3, 4, 5).permute(2, 0, 1), "naïve ☃": torch.ones(2)}
+    for dtype in (torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+                  torch.uint8, torch.bool, torch.complex64, torch.uint16, torch.uint32, torch.uint64,
+                  torch.float8_e4m3fn, torch.float8_e5m2):
+        state[f"of {dtype}"] = torch.arange(9).reshape(3, 3).to(dtype)
+    state["tied"] = state["columns"]
+    torch.save(state, tmp_path / "state.pt")
+    tessera.run("convert", tmp_path / "state.pt", tmp_path / "again.pt", "--to", "torch")
+    again = torch.load(tmp_path / "again.pt", weights_only=True)
+    assert_same_tensors(again, state)
+    assert again["tied"].data_ptr() == again["columns"].data_ptr()
+    tessera.run("convert", tmp_path / "state.pt", tmp_path / "dcp", "--to", "dcp", "--world-size", 3)
+    tessera.run("convert", tmp_path / "dcp", tmp_path / "third.pt", "--to", "torch")
+    assert_same_tensors(torch.load(tmp_path / "third.pt", weights_only=True), state)
+    template = {name: torch.empty_like(tensor.contiguous()) for name, tensor in state.items()}
+    dcp.load({"model": template}, checkpoint_id=tmp_path / "dcp")
+    assert_same_tensors(template, state)
