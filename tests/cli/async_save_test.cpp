@@ -96,8 +96,9 @@ TEST(AsyncTraining, EndsAtTheStepAfterASaveThatFailed) {
   const TrainingFolder folder;
   fs::create_directories(folder.path("broken"));
   folder.write("broken/step-2", "in the way");
-  const Ended ended = run_program(launched(
-      2, train_arguments(saving(folder, "broken", true) + Settings{{"train.steps", "100000"}})));
+  const Settings settings = saving(folder, "broken", true) +
+                            Settings{{"train.steps", "100000"}, {"checkpoint.resume", "never"}};
+  const Ended ended = run_program(launched(2, train_arguments(settings)));
   EXPECT_EQ(ended.code, 5) << ended.err;
   EXPECT_NE(ended.err.find("step-2' exists and is not a checkpoint of Tessera's"),
             std::string::npos)
