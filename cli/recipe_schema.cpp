@@ -356,8 +356,8 @@ std::vector<RecipeKey> offload_keys() {
       key(TESSERA_KEY(sharding, offload_params),
           "Accelerate's key: `host` for the three of `offload` that are not given."),
       place(TESSERA_KEY(sharding, offload.parameters),
-            "Where a rank's masters lie between their uses. CPU ranks have no other `host` than "
-            "the device; on a GPU only `device` works in this version."),
+            "Where a rank's masters lie between their uses: `host` is a GPU's (CPU ranks have "
+            "no other than the device), `file` is for CPU ranks."),
       place(TESSERA_KEY(sharding, offload.gradients), "Where its reduced gradients lie."),
       place(TESSERA_KEY(sharding, offload.optimizer), "Where its moments lie."),
       default_is("none", key(TESSERA_KEY(sharding, offload.folder),

@@ -142,6 +142,7 @@ void MemoryPool::reset_peak() {
   const std::lock_guard lock(state_->mutex);
   state_->stats.peak_in_use = state_->stats.in_use;
   state_->stats.at_peak = state_->stats.use;
+  state_->stats.host_peak = state_->stats.on_host;
 }
 
 void MemoryPool::set_on_peak(std::function<void()> callback) {
@@ -157,6 +158,18 @@ void MemoryPool::count_file(MemoryKind kind, std::size_t bytes) {
 void MemoryPool::uncount_file(MemoryKind kind, std::size_t bytes) {
   const std::lock_guard lock(state_->mutex);
   state_->stats.in_files[kind] -= bytes;
+}
+
+void MemoryPool::count_host(MemoryKind kind, std::size_t bytes) {
+  const std::lock_guard lock(state_->mutex);
+  MemoryStats& stats = state_->stats;
+  stats.on_host[kind] += bytes;
+  if (stats.on_host.total() > stats.host_peak.total()) stats.host_peak = stats.on_host;
+}
+
+void MemoryPool::uncount_host(MemoryKind kind, std::size_t bytes) {
+  const std::lock_guard lock(state_->mutex);
+  state_->stats.on_host[kind] -= bytes;
 }
 
 void MemoryPool::trim() {

@@ -20,9 +20,11 @@ struct MemoryStats {
   std::size_t peak_in_use = 0;  // largest in_use since the last reset
   std::size_t reserved = 0;     // bytes held from the system
   std::uint64_t system_allocations = 0;
-  MemoryUse use;       // what is handed out, by kind; its total is in_use
-  MemoryUse at_peak;   // the same when in_use came to peak_in_use
-  MemoryUse in_files;  // what lies in files instead (engine/offload): none of the above counts it
+  MemoryUse use;        // what is handed out, by kind; its total is in_use
+  MemoryUse at_peak;    // the same when in_use came to peak_in_use
+  MemoryUse in_files;   // what lies in files instead (engine/offload): none of the above counts it
+  MemoryUse on_host;    // what lies in the host's memory instead: nor this
+  MemoryUse host_peak;  // the same when it was most, since the last reset
 };
 
 class MemoryPool;
@@ -94,6 +96,9 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
   // Counts what lies in files.
   void count_file(MemoryKind kind, std::size_t bytes);
   void uncount_file(MemoryKind kind, std::size_t bytes);
+  // Counts what lies in page-locked memory of the host.
+  void count_host(MemoryKind kind, std::size_t bytes);
+  void uncount_host(MemoryKind kind, std::size_t bytes);
   // Gives cached blocks that nobody uses back to the system.
   void trim();
 

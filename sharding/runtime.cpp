@@ -69,6 +69,7 @@ Runtime::Runtime(nn::Module& root, comm::Communicator& world, const ShardingOpti
       rank_(world.rank()),
       stalls_(device_),
       self_(std::make_shared<Runtime*>(this)) {
+  options_.offload = options_.offload.on(device_.stands_for());
   std::vector<UnitPlan> plan = plan_units(root, options_);
   for (const UnitPlan& planned : plan) {
     TESSERA_REQUIRE(planned.unit.module->hooks() == nullptr,
@@ -115,6 +116,7 @@ Runtime::~Runtime() {
   // Streams finish first; then buffers, then communicators.
   gather_stream_.reset();
   reduce_stream_.reset();
+  files_->finish();
 }
 
 void Runtime::connect(comm::Communicator& world) {
@@ -135,7 +137,7 @@ void Runtime::choose_recomputation(nn::Module& root, const std::vector<UnitPlan>
 
 void Runtime::create_files(const std::vector<UnitPlan>& plan) {
   FileNeeds needs;
-  if (options_.offload.uses_files()) {
+  if (options_.offload.uses_files() || options_.offload.uses_host()) {
     std::vector<UnitLayout> layouts;
     for (const UnitPlan& planned : plan) layouts.emplace_back(planned.specs, shards_);
     std::vector<PlannedUnit> units;
