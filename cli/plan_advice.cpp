@@ -47,6 +47,14 @@ Candidate with_recomputation(Candidate candidate) {
   return candidate;
 }
 
+Candidate with_inputs_on_host(Candidate candidate) {
+  if (candidate.recipe.sharding.activation_checkpointing == ActivationCheckpointing::none)
+    candidate = with_recomputation(std::move(candidate));
+  candidate.recipe.sharding.activation_offload = true;
+  candidate.changes.emplace_back("--set sharding.activation_offload=true");
+  return candidate;
+}
+
 // Moments, then all that a rank keeps between its uses: where the device's own kind of rank can.
 std::vector<Candidate> with_offload(const Candidate& whole) {
   const bool gpu = whole.world.device == DeviceType::cuda;
@@ -185,7 +193,9 @@ Advices advise(const Recipe& recipe, const PlanWorld& world, std::uint64_t memor
   Search search(memory, as_is.plan ? as_is.plan->total() : 0);
   search.look(with_strategies(now));
   search.look(with_smaller_batches(now));
+  const bool sends = world.device == DeviceType::cuda && !recipe.sharding.activation_offload;
   if (keeps) search.look({with_recomputation(now)});
+  if (sends) search.look({with_inputs_on_host(now)});
   if (in_memory) search.look(with_offload(now));
   if (fp32) search.look({with_bf16(now)});
   // One change was not enough: they come one after the other.
@@ -198,6 +208,7 @@ Advices advise(const Recipe& recipe, const PlanWorld& world, std::uint64_t memor
     search.look({most});
   };
   add(keeps, with_recomputation);
+  add(sends, with_inputs_on_host);
   add(in_memory, with_all_offloaded);
   add(fp32, with_bf16);
   if (search.nothing_yet()) search.look(with_smaller_batches(most));

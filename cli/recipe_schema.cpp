@@ -341,8 +341,9 @@ std::vector<RecipeKey> recomputation_keys() {
                      "Recompute the modules of these classes instead, as a list or with commas.")),
       key(TESSERA_KEY(sharding, activation_checkpointing_every),
           "Recompute every n-th of them, the first one included.", at_least(1)),
-      always("sharding.activation_offload", false,
-             "Kept inputs in the host's memory; that does not exist yet."),
+      key(TESSERA_KEY(sharding, activation_offload),
+          "On a GPU: what recomputation keeps goes to the host's memory until the backward comes "
+          "near."),
   };
 }
 

@@ -87,6 +87,8 @@ struct ShardingOptions {
   ActivationCheckpointing activation_checkpointing = ActivationCheckpointing::none;
   std::vector<std::string> activation_checkpointing_cls = {};
   int activation_checkpointing_every = 1;
+  // On a GPU: the inputs that are kept lie on its host until backward comes near.
+  bool activation_offload = false;
   OffloadOptions offload = {};
 };
 

@@ -131,8 +131,19 @@ void Runtime::choose_recomputation(nn::Module& root, const std::vector<UnitPlan>
   std::vector<UnitModule> units;
   for (const UnitPlan& planned : plan)
     units.push_back({planned.unit.name, planned.unit.module, {}});
-  recomputed_ = std::make_unique<RecomputedModules>(choose_recomputed(root, units, options_),
-                                                    options_.activation_checkpointing);
+  std::shared_ptr<ActivationOffload> offload;
+  if (options_.activation_offload) {
+    TESSERA_CHECK(options_.activation_checkpointing != ActivationCheckpointing::none,
+                  ErrorCode::configuration,
+                  "activation_offload says nothing without activation_checkpointing");
+    TESSERA_CHECK(device_.stands_for() == DeviceType::cuda, ErrorCode::configuration,
+                  "activation_offload is for GPUs: what a CPU rank keeps is in the host's memory "
+                  "already; leave it out");
+    offload = ActivationOffload::create(device_);
+  }
+  recomputed_ =
+      std::make_unique<RecomputedModules>(choose_recomputed(root, units, options_),
+                                          options_.activation_checkpointing, std::move(offload));
 }
 
 void Runtime::create_files(const std::vector<UnitPlan>& plan) {

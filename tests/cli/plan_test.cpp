@@ -130,6 +130,7 @@ TEST(Plan, SaysByHowMuchItDoesNotFitAndWhatWould) {
   const auto advice_of_one = [&](const std::string& device) {
     const std::vector<std::string> alone = {"--device", device,
                                             "--set",    "data.batch_size=1",
+                                            "--set",    "model.n_embd=1536",
                                             "--set",    "sharding.mixed_precision=bf16",
                                             "--set",    "sharding.activation_checkpointing=true"};
     std::vector<std::string> small = alone;

@@ -21,13 +21,12 @@ inline OffloadOptions placed(Placement parameters, Placement gradients, Placemen
   return options;
 }
 
-inline constexpr Placement places[] = {Placement::device, Placement::host};
-
 // All on the host first.
 inline std::vector<OffloadOptions> placements() {
   std::vector<OffloadOptions> all;
+  const auto place = [](int bit) { return bit != 0 ? Placement::host : Placement::device; };
   for (int bits = 7; bits > 0; --bits)
-    all.push_back(placed(places[bits & 1], places[bits >> 1 & 1], places[bits >> 2]));
+    all.push_back(placed(place(bits & 1), place(bits & 2), place(bits & 4)));
   return all;
 }
 
