@@ -49,10 +49,13 @@ std::optional<std::string> MemoryLog::end_step(const TrainingRun& training) {
   const RankMemory measured = training.memory();
   nlohmann::ordered_json json = {{"planned", kinds_json(planned_.memory)},
                                  {"measured", kinds_json(measured)}};
-  if (measured.in_files.total() > 0 || planned_.memory.in_files.total() > 0) {
-    json["in_files"] = {{"planned", files_json(planned_.memory)},
-                        {"measured", files_json(measured)}};
-  }
+  const auto add_elsewhere = [&](const char* name, MemoryUse RankMemory::*use) {
+    const MemoryUse &plan = planned_.memory.*use, &run = measured.*use;
+    if (plan.total() == 0 && run.total() == 0) return;
+    json[name] = {{"planned", elsewhere_json(plan)}, {"measured", elsewhere_json(run)}};
+  };
+  add_elsewhere("in_files", &RankMemory::in_files);
+  add_elsewhere("on_host", &RankMemory::on_host);
   file_ << json.dump(2) << '\n';
   file_.close();
   TESSERA_CHECK(file_.good(), ErrorCode::runtime, "log.memory: {}: {}", path_,
@@ -73,6 +76,9 @@ std::optional<std::string> memory_difference(const RankMemory& planned,
     if (planned.in_files[kind] != measured.in_files[kind])
       differ(fmt::format("{} in files", name_of(kind)), planned.in_files[kind],
              measured.in_files[kind]);
+    if (planned.on_host[kind] != measured.on_host[kind])
+      differ(fmt::format("{} on the host", name_of(kind)), planned.on_host[kind],
+             measured.on_host[kind]);
   }
   const auto plan = static_cast<double>(planned.total());
   const auto run = static_cast<double>(measured.total());

@@ -47,6 +47,41 @@ Candidate with_recomputation(Candidate candidate) {
   return candidate;
 }
 
+Candidate with_inputs_on_host(Candidate candidate) {
+  if (candidate.recipe.sharding.activation_checkpointing == ActivationCheckpointing::none)
+    candidate = with_recomputation(std::move(candidate));
+  candidate.recipe.sharding.activation_offload = true;
+  candidate.changes.emplace_back("--set sharding.activation_offload=true");
+  return candidate;
+}
+
+// Moments, then all that a rank keeps between its uses: where the device's own kind of rank can.
+std::vector<Candidate> with_offload(const Candidate& whole) {
+  const bool gpu = whole.world.device == DeviceType::cuda;
+  const Placement place = gpu ? Placement::host : Placement::file;
+  std::vector<Candidate> all;
+  Candidate candidate = whole;
+  OffloadRecipe& offload = candidate.recipe.sharding.offload;
+  const auto set = [&](std::optional<Placement>& what, std::string_view key) {
+    what = place;
+    candidate.changes.push_back(fmt::format("--set sharding.offload.{}={}", key, name_of(place)));
+  };
+  if (!gpu && !offload.folder) {
+    offload.folder = "FOLDER";
+    candidate.changes.emplace_back("--set sharding.offload.folder=FOLDER");
+  }
+  set(offload.optimizer, "optimizer");
+  all.push_back(candidate);
+  set(offload.parameters, "parameters");
+  set(offload.gradients, "gradients");
+  all.push_back(candidate);
+  return all;
+}
+
+Candidate with_all_offloaded(Candidate candidate) {
+  return with_offload(candidate).back();
+}
+
 // The batches that remain when this one is halved again and again, each with as many samples a
 // step.
 std::vector<Candidate> with_smaller_batches(const Candidate& whole) {
@@ -92,7 +127,8 @@ std::vector<Candidate> with_more_ranks(const Candidate& candidate) {
 // The changes that were tried.
 class Search {
  public:
-  explicit Search(std::uint64_t memory) : memory_(memory) {}
+  // `now` is what the recipe as it is takes.
+  Search(std::uint64_t memory, std::uint64_t now) : memory_(memory), now_(now) {}
 
   // Takes the first of the candidates that fits, while more advice is wanted.
   void look(const std::vector<Candidate>& candidates) {
@@ -101,7 +137,8 @@ class Search {
       const StrategyPlan row = plan_strategy(candidate.recipe, candidate.world,
                                              candidate.recipe.sharding.sharding_strategy);
       if (!row.plan) continue;
-      const Advice advice{candidate.changes, row.plan->total()};
+      const std::uint64_t total = row.plan->total();
+      const Advice advice{candidate.changes, total, now_ - std::min(now_, total)};
       if (!found_.least || advice.total < found_.least->total) found_.least = advice;
       if (advice.total > memory_) continue;
       found_.fitting.push_back(advice);
@@ -112,7 +149,7 @@ class Search {
   [[nodiscard]] const Advices& found() const { return found_; }
 
  private:
-  std::uint64_t memory_;
+  std::uint64_t memory_, now_;
   Advices found_;
 };
 
@@ -148,10 +185,18 @@ Advices advise(const Recipe& recipe, const PlanWorld& world, std::uint64_t memor
   const Candidate now{recipe, world, {}};
   const bool fp32 = recipe.sharding.mixed_precision == MixedPrecision::no;
   const bool keeps = recipe.sharding.activation_checkpointing == ActivationCheckpointing::none;
-  Search search(memory);
+  const OffloadOptions offload = offload_options(recipe);
+  const bool in_memory = offload.parameters == Placement::device &&
+                         offload.gradients == Placement::device &&
+                         offload.optimizer == Placement::device;
+  const StrategyPlan as_is = plan_strategy(recipe, world, recipe.sharding.sharding_strategy);
+  Search search(memory, as_is.plan ? as_is.plan->total() : 0);
   search.look(with_strategies(now));
   search.look(with_smaller_batches(now));
+  const bool sends = world.device == DeviceType::cuda && !recipe.sharding.activation_offload;
   if (keeps) search.look({with_recomputation(now)});
+  if (sends) search.look({with_inputs_on_host(now)});
+  if (in_memory) search.look(with_offload(now));
   if (fp32) search.look({with_bf16(now)});
   // One change was not enough: they come one after the other.
   Candidate most = with_strategy(now, Strategy::full_shard);
@@ -163,6 +208,8 @@ Advices advise(const Recipe& recipe, const PlanWorld& world, std::uint64_t memor
     search.look({most});
   };
   add(keeps, with_recomputation);
+  add(sends, with_inputs_on_host);
+  add(in_memory, with_all_offloaded);
   add(fp32, with_bf16);
   if (search.nothing_yet()) search.look(with_smaller_batches(most));
   if (search.nothing_yet()) search.look(with_more_ranks(most));

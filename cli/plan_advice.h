@@ -12,10 +12,12 @@ namespace tessera::cli {
 // Changes that make the recipe fit into `memory` bytes a rank, cheapest first, at most three:
 //   1. another strategy, in the order of what they move; the results keep their bits;
 //   2. smaller batches, more of them in a step: as many samples, more calls;
-//   3. recomputation: the same bits, about one forward more;
-//   4. bf16 instead of fp32: other bits;
-//   5. several of these;
-//   6. more ranks.
+//   3. recomputation: the same bits, about one forward more; on GPUs with its inputs on the host;
+//   4. offload, moments first, then all three: the same bits, and steps at the rate of the way
+//      there: to the host from a GPU, to files (of a folder that is to be named) from CPUs;
+//   5. bf16 instead of fp32: other bits;
+//   6. several of these;
+//   7. more ranks.
 // Where nothing of that is enough, none, and what holds least.
 struct Advices {
   std::vector<Advice> fitting;

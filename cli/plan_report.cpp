@@ -50,21 +50,29 @@ std::string memory_table(const PlanReport& report) {
   return text;
 }
 
-// Nothing where nothing is offloaded to files.
-std::string files_table(const PlanReport& report) {
-  const auto in_files = [](const StrategyPlan& row) {
-    return row.plan ? row.plan->memory.in_files.total() : 0;
-  };
-  if (std::none_of(report.plans.begin(), report.plans.end(), in_files)) return {};
+// What is offloaded to `where`, of the kinds that are; nothing where nothing is.
+std::string elsewhere_table(const PlanReport& report, std::string_view where,
+                            MemoryUse RankMemory::*use) {
+  std::vector<MemoryKind> kinds;
+  for (const MemoryKind kind : all_kinds) {
+    const auto has_some = [&](const StrategyPlan& row) {
+      return row.plan && (row.plan->memory.*use)[kind] > 0;
+    };
+    if (std::any_of(report.plans.begin(), report.plans.end(), has_some)) kinds.push_back(kind);
+  }
+  if (kinds.empty()) return {};
+  std::vector<std::string> header = {fmt::format("bytes of a rank {}", where)};
+  for (const MemoryKind kind : kinds) header.emplace_back(name_of(kind));
+  header.insert(header.end(), {"total", ""});
   std::string text(1, '\n');
-  text +=
-      table_line({"bytes of a rank in files", "parameters", "gradients", "optimizer", "total", ""});
+  text += table_line(header);
   for (const StrategyPlan& row : report.plans) {
     if (!row.plan) continue;
-    const MemoryUse& files = row.plan->memory.in_files;
-    text += table_line({row_name(row), bytes_text(files[MemoryKind::parameters]),
-                        bytes_text(files[MemoryKind::gradients]),
-                        bytes_text(files[MemoryKind::optimizer]), bytes_text(files.total()), ""});
+    const MemoryUse& bytes = row.plan->memory.*use;
+    std::vector<std::string> cells = {row_name(row)};
+    for (const MemoryKind kind : kinds) cells.push_back(bytes_text(bytes[kind]));
+    cells.insert(cells.end(), {bytes_text(bytes.total()), ""});
+    text += table_line(cells);
   }
   return text;
 }
@@ -106,7 +114,8 @@ std::string verdicts(const PlanReport& report) {
   }
   if (something_fits(report)) return text;
   if (report.advice.empty()) {
-    text += "  no strategy, batch, precision or number of ranks that there is makes it fit";
+    text +=
+        "  no strategy, batch, precision, offload or number of ranks that there is makes it fit";
     if (report.least) {
       text += fmt::format("; the least is {} with {}", bytes_text(report.least->total),
                           fmt::join(report.least->changes, " "));
@@ -115,7 +124,8 @@ std::string verdicts(const PlanReport& report) {
   }
   text += "  it would fit, cheapest change first, with\n";
   for (const Advice& advice : report.advice) {
-    text += fmt::format("    {}  ({})\n", fmt::join(advice.changes, " "), bytes_text(advice.total));
+    text += fmt::format("    {}  ({}, {} less)\n", fmt::join(advice.changes, " "),
+                        bytes_text(advice.total), bytes_text(advice.saved));
   }
   return text;
 }
@@ -129,7 +139,8 @@ nlohmann::ordered_json row_json(const PlanReport& report, const StrategyPlan& ro
   }
   const MemoryPlan& plan = *row.plan;
   json["bytes"] = kinds_json(plan.memory);
-  if (plan.memory.in_files.total() > 0) json["in_files"] = files_json(plan.memory);
+  if (plan.memory.in_files.total() > 0) json["in_files"] = elsewhere_json(plan.memory.in_files);
+  if (plan.memory.on_host.total() > 0) json["on_host"] = elsewhere_json(plan.memory.on_host);
   json["cached"] = plan.memory.cached;
   json["peak"] = {{"phase", plan.phase}, {"unit", plan.unit}};
   json["collectives"] = nlohmann::ordered_json::array();
@@ -165,8 +176,9 @@ std::string plan_text(const PlanReport& report) {
                   batch_size_per_rank(recipe, report.world.ranks), recipe.model.seq_len,
                   recipe.train.gradient_accumulation_steps,
                   recipe.train.gradient_accumulation_steps == 1 ? "" : "es");
-  return text + memory_table(report) + files_table(report) + "\n" + traffic_table(report) +
-         verdicts(report);
+  text += memory_table(report) + elsewhere_table(report, "in files", &RankMemory::in_files) +
+          elsewhere_table(report, "on the host", &RankMemory::on_host);
+  return text + "\n" + traffic_table(report) + verdicts(report);
 }
 
 nlohmann::ordered_json plan_json(const PlanReport& report) {
@@ -183,19 +195,22 @@ nlohmann::ordered_json plan_json(const PlanReport& report) {
   for (const StrategyPlan& row : report.plans) json["plans"].push_back(row_json(report, row));
   json["advice"] = nlohmann::ordered_json::array();
   for (const Advice& advice : report.advice) {
-    json["advice"].push_back({{"changes", advice.changes}, {"total", advice.total}});
+    json["advice"].push_back(
+        {{"changes", advice.changes}, {"total", advice.total}, {"saved", advice.saved}});
   }
   json["least"] = nullptr;
   if (report.advice.empty() && report.least) {
-    json["least"] = {{"changes", report.least->changes}, {"total", report.least->total}};
+    json["least"] = {{"changes", report.least->changes},
+                     {"total", report.least->total},
+                     {"saved", report.least->saved}};
   }
   return json;
 }
 
-nlohmann::ordered_json files_json(const RankMemory& memory) {
+nlohmann::ordered_json elsewhere_json(const MemoryUse& use) {
   nlohmann::ordered_json json;
   for (const MemoryKind kind : all_kinds) {
-    if (memory.in_files[kind] > 0) json[std::string(name_of(kind))] = memory.in_files[kind];
+    if (use[kind] > 0) json[std::string(name_of(kind))] = use[kind];
   }
   return json;
 }

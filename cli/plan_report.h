@@ -24,6 +24,7 @@ struct StrategyPlan {
 struct Advice {
   std::vector<std::string> changes;  // "sharding.sharding_strategy=FULL_SHARD", "--world-size 16"
   std::uint64_t total = 0;           // bytes of a rank then
+  std::uint64_t saved = 0;           // less than the recipe takes as it is
 };
 
 struct PlanReport {
@@ -43,7 +44,7 @@ std::string plan_text(const PlanReport& report);
 nlohmann::ordered_json plan_json(const PlanReport& report);
 // {"parameters": bytes, ..., "total": bytes}
 nlohmann::ordered_json kinds_json(const RankMemory& memory);
-// The same of what lies in files instead of in memory, of the kinds that do.
-nlohmann::ordered_json files_json(const RankMemory& memory);
+// The same of what lies elsewhere (RankMemory::in_files, on_host), of the kinds that do.
+nlohmann::ordered_json elsewhere_json(const MemoryUse& use);
 
 }  // namespace tessera::cli

@@ -96,6 +96,7 @@ struct ShardingRecipe {
   ActivationCheckpointing activation_checkpointing = ActivationCheckpointing::none;
   std::vector<std::string> activation_checkpointing_cls;  // empty: the units
   std::int64_t activation_checkpointing_every = 1;
+  bool activation_offload = false;
   bool offload_params = false;
   OffloadRecipe offload;
 };

@@ -377,8 +377,9 @@ std::vector<RecipeKey> recomputation_keys() {
                      "Recompute the modules of these classes instead, as a list or with commas.")),
       key(TESSERA_KEY(sharding, activation_checkpointing_every),
           "Recompute every n-th of them, the first one included.", at_least(1)),
-      always("sharding.activation_offload", false,
-             "Kept inputs in the host's memory; that does not exist yet."),
+      key(TESSERA_KEY(sharding, activation_offload),
+          "On a GPU: what recomputation keeps goes to the host's memory until the backward comes "
+          "near."),
   };
 }
 
@@ -392,8 +393,8 @@ std::vector<RecipeKey> offload_keys() {
       key(TESSERA_KEY(sharding, offload_params),
           "Accelerate's key: `host` for the three of `offload` that are not given."),
       place(TESSERA_KEY(sharding, offload.parameters),
-            "Where a rank's masters lie between their uses. CPU ranks have no other `host` than "
-            "the device; on a GPU only `device` works in this version."),
+            "Where a rank's masters lie between their uses: `host` is a GPU's (CPU ranks have "
+            "no other than the device), `file` is for CPU ranks."),
       place(TESSERA_KEY(sharding, offload.gradients), "Where its reduced gradients lie."),
       place(TESSERA_KEY(sharding, offload.optimizer), "Where its moments lie."),
       default_is("none", key(TESSERA_KEY(sharding, offload.folder),

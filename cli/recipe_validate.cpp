@@ -108,6 +108,7 @@ void validate_recomputation(const Recipe& recipe) {
   };
   needs_it(classes, "sharding.activation_checkpointing_cls");
   needs_it(sharding.activation_checkpointing_every != 1, "sharding.activation_checkpointing_every");
+  needs_it(sharding.activation_offload, "sharding.activation_offload");
   check(!on || classes || sharding.auto_wrap_policy != AutoWrapPolicy::none, recipe,
         "sharding.activation_checkpointing",
         "works a unit at a time, and auto_wrap_policy: NO_WRAP makes none but the root; name "

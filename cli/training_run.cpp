@@ -50,6 +50,7 @@ ShardingOptions sharding_options(const Recipe& recipe, const Context& context,
   options.activation_checkpointing = chosen.activation_checkpointing;
   options.activation_checkpointing_cls = chosen.activation_checkpointing_cls;
   options.activation_checkpointing_every = static_cast<int>(chosen.activation_checkpointing_every);
+  options.activation_offload = chosen.activation_offload;
   options.offload = offload_options(recipe);
   return options;
 }

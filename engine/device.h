@@ -29,6 +29,8 @@ struct Device {
   [[nodiscard]] constexpr DeviceType stands_for() const {
     return is_planned() ? static_cast<DeviceType>(index) : type;
   }
+  // Where the host's memory is that goes with it: the CPU, planned for a planned device.
+  [[nodiscard]] constexpr Device host() const { return is_planned() ? planned() : cpu(); }
   [[nodiscard]] std::string to_string() const;
   friend constexpr bool operator==(const Device&, const Device&) = default;
 };

@@ -195,7 +195,7 @@ std::shared_ptr<std::byte> MemoryPool::allocate(std::size_t bytes) {
 
 bool MemoryPool::discard(const std::shared_ptr<std::byte>& block) {
   auto* const returned = std::get_deleter<Return>(block);
-  TESSERA_REQUIRE(returned != nullptr, "no block of a pool");
+  if (returned == nullptr) return false;  // of no pool
   if (returned->without_pages) return true;
   State& state = *returned->pool->state_;
   if (!state.source->discard(block.get(), returned->size)) return false;
@@ -208,8 +208,7 @@ bool MemoryPool::discard(const std::shared_ptr<std::byte>& block) {
 
 void MemoryPool::restore(const std::shared_ptr<std::byte>& block) {
   auto* const returned = std::get_deleter<Return>(block);
-  TESSERA_REQUIRE(returned != nullptr, "no block of a pool");
-  if (!returned->without_pages) return;
+  if (returned == nullptr || !returned->without_pages) return;
   State& state = *returned->pool->state_;
   {
     const std::lock_guard lock(state.mutex);
@@ -231,6 +230,7 @@ void MemoryPool::reset_peak() {
   state_->stats.peak_in_use = state_->stats.in_use;
   state_->stats.at_peak = state_->stats.use;
   state_->stats.peak_held = state_->stats.held;
+  state_->stats.host_peak = state_->stats.on_host;
 }
 
 void MemoryPool::set_on_peak(std::function<void()> callback) {
@@ -246,6 +246,18 @@ void MemoryPool::count_file(MemoryKind kind, std::size_t bytes) {
 void MemoryPool::uncount_file(MemoryKind kind, std::size_t bytes) {
   const std::lock_guard lock(state_->mutex);
   state_->stats.in_files[kind] -= bytes;
+}
+
+void MemoryPool::count_host(MemoryKind kind, std::size_t bytes) {
+  const std::lock_guard lock(state_->mutex);
+  MemoryStats& stats = state_->stats;
+  stats.on_host[kind] += bytes;
+  if (stats.on_host.total() > stats.host_peak.total()) stats.host_peak = stats.on_host;
+}
+
+void MemoryPool::uncount_host(MemoryKind kind, std::size_t bytes) {
+  const std::lock_guard lock(state_->mutex);
+  state_->stats.on_host[kind] -= bytes;
 }
 
 void MemoryPool::trim() {

@@ -22,9 +22,11 @@ struct MemoryStats {
   std::size_t held = 0;  // bytes of those with pages: in_use, and what the pool keeps for later
   std::size_t peak_held = 0;  // largest held since the last reset
   std::uint64_t system_allocations = 0;
-  MemoryUse use;       // what is handed out, by kind; its total is in_use
-  MemoryUse at_peak;   // the same when in_use came to peak_in_use
-  MemoryUse in_files;  // what lies in files instead (engine/offload): none of the above counts it
+  MemoryUse use;        // what is handed out, by kind; its total is in_use
+  MemoryUse at_peak;    // the same when in_use came to peak_in_use
+  MemoryUse in_files;   // what lies in files instead (engine/offload): none of the above counts it
+  MemoryUse on_host;    // what lies in the host's memory instead: nor this
+  MemoryUse host_peak;  // the same when it was most, since the last reset
 };
 
 class MemoryPool;
@@ -96,8 +98,8 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
 
   // Lets a block that is not needed for a while, and whose contents are not needed any more, hold
   // no memory: it is not in use, and zero, until restore() says that it will be written. False, and
-  // nothing done, where the source has no such thing for it. Of blocks that a pool has handed out,
-  // each by one thread at a time.
+  // nothing done, where the source has no such thing for it, or the memory is of no pool. A block
+  // by one thread at a time.
   static bool discard(const std::shared_ptr<std::byte>& block);
   static void restore(const std::shared_ptr<std::byte>& block);
 
@@ -109,6 +111,9 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
   // Counts what lies in files.
   void count_file(MemoryKind kind, std::size_t bytes);
   void uncount_file(MemoryKind kind, std::size_t bytes);
+  // Counts what lies in page-locked memory of the host.
+  void count_host(MemoryKind kind, std::size_t bytes);
+  void uncount_host(MemoryKind kind, std::size_t bytes);
   // Gives cached blocks that nobody uses back to the system.
   void trim();
 

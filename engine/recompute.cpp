@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "engine/offload/activation_offload.h"
 #include "engine/recompute_region.h"
 #include "kernels/base/error.h"
 
@@ -184,6 +185,12 @@ struct FirstRun::Scopes {
   std::shared_ptr<autograd::Node> previous;
   ModuleCallRecording calls;
 };
+
+std::function<void()> send_away(const RecomputeOptions& options,
+                                const std::vector<Tensor*>& inputs) {
+  if (!options.offload) return {};
+  return [kept = options.offload->keep(inputs)] { kept->bring_back(); };
+}
 
 bool recompute_applies() {
   return grad_enabled() && !autograd::Region::in_first_run();

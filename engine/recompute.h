@@ -9,10 +9,14 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "engine/ops/op_list.h"
+#include "engine/tensor.h"
 
 namespace tessera {
+
+class ActivationOffload;
 
 namespace autograd {
 class Node;
@@ -22,6 +26,8 @@ class Node;
 // run takes instead of computing them.
 struct RecomputeOptions {
   OpSet keep = {};
+  // Takes inputs that are tensors of its GPU away between the two runs; none: they stay.
+  std::shared_ptr<ActivationOffload> offload = nullptr;
 };
 
 // Ops whose results can be kept.
@@ -53,6 +59,20 @@ class FirstRun {
   std::shared_ptr<autograd::Node> node_;
   std::unique_ptr<Scopes> scopes_;
 };
+
+// Gives the inputs to options.offload. What brings them back; empty: they stay.
+std::function<void()> send_away(const RecomputeOptions& options,
+                                const std::vector<Tensor*>& inputs);
+
+template <class F, class... Inputs>
+std::vector<Tensor*> tensors_in(std::tuple<F, Inputs...>& kept) {
+  std::vector<Tensor*> tensors;
+  const auto add = [&]<class Input>(Input& input) {
+    if constexpr (std::is_same_v<Input, Tensor>) tensors.push_back(&input);
+  };
+  std::apply([&](F&, Inputs&... inputs) { (add(inputs), ...); }, kept);
+  return tensors;
+}
 
 // A kept input, as it was given the first time: what was moved in then is moved in again.
 template <class Given, class Kept>
@@ -91,8 +111,10 @@ auto recompute(const RecomputeOptions& options, F fn, Inputs&&... inputs)
   if (!detail::recompute_applies()) return std::invoke(fn, std::forward<Inputs>(inputs)...);
   // Copied before the first run, which may change what it is given.
   auto kept = std::make_shared<std::tuple<F, std::decay_t<Inputs>...>>(fn, inputs...);
+  std::function<void()> bring_back = detail::send_away(options, detail::tensors_in(*kept));
   detail::FirstRun first(options);
-  auto again = [kept = std::move(kept)] {
+  auto again = [kept = std::move(kept), bring_back = std::move(bring_back)] {
+    if (bring_back) bring_back();
     std::apply(
         [](F& function, std::decay_t<Inputs>&... values) {
           (void)std::invoke(function, detail::as_given<Inputs>(values)...);

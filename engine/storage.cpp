@@ -3,8 +3,10 @@
 
 #include <sys/mman.h>
 
+#include "engine/backend.h"
 #include "engine/memory.h"
 #include "engine/offload/state_file.h"
+#include "engine/queue.h"
 #include "kernels/base/error.h"
 
 namespace tessera {
@@ -14,6 +16,25 @@ std::shared_ptr<Storage> Storage::allocate(std::size_t bytes, Device device) {
   if (device.is_meta()) return storage;
   storage->owned_ = MemoryPool::current(device)->allocate(bytes);
   storage->data_ = storage->owned_.get();
+  return storage;
+}
+
+std::shared_ptr<Storage> Storage::pinned(std::size_t bytes, Device device) {
+  auto storage = std::shared_ptr<Storage>(new Storage(bytes, device.host()));
+  if (device == device.host()) {
+    storage->owned_ = MemoryPool::current(device)->allocate(bytes);
+  } else {
+    const std::shared_ptr<MemoryPool> pool = MemoryPool::current(device);
+    const MemoryKind kind = current_memory_kind();
+    std::shared_ptr<std::byte> block = backend_of(device.type).allocate_pinned(bytes);
+    pool->count_host(kind, bytes);
+    std::byte* const address = block.get();
+    storage->owned_ =
+        std::shared_ptr<std::byte>(address, [pool, kind, bytes, block = std::move(block)](
+                                                std::byte*) { pool->uncount_host(kind, bytes); });
+  }
+  storage->data_ = storage->owned_.get();
+  current_queue(storage->device_).zero(storage->data_, bytes);
   return storage;
 }
 
@@ -45,6 +66,10 @@ std::shared_ptr<Storage> Storage::in_file(const std::shared_ptr<StateFile>& file
 std::byte* Storage::data() const {
   if (data_ != nullptr) [[likely]]
     return data_;
+  if (arrival_) {
+    await_arrival();
+    return data_;
+  }
   if (file_) {
     map();
     return data_;
@@ -54,6 +79,18 @@ std::byte* Storage::data() const {
     if (data_ != nullptr) return data_;
   }
   fail_missing();
+}
+
+void Storage::set_arrival(std::function<void()> wait) {
+  arrival_ = std::move(wait);
+  data_ = nullptr;
+}
+
+// What the wait throws, it throws again: the values never come.
+void Storage::await_arrival() const {
+  arrival_();
+  arrival_ = nullptr;
+  data_ = owned_.get();
 }
 
 void Storage::map() const {

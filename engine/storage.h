@@ -17,10 +17,15 @@ namespace detail {
 struct TensorData;
 }
 
+class HostLink;
+
 class Storage {
  public:
   // Owned memory from the thread's pool; none on `meta`.
   static std::shared_ptr<Storage> allocate(std::size_t bytes, Device device);
+  // Zeros in page-locked memory of the host, for transfers with `device`, whose pool counts it. On
+  // the CPU itself it is memory like any other.
+  static std::shared_ptr<Storage> pinned(std::size_t bytes, Device device);
   // A part of another's owned memory, which lives as long as either does. What is said of it (who
   // is told of writes, padding, a pending factor) is said of this part alone.
   static std::shared_ptr<Storage> part_of(const std::shared_ptr<Storage>& whole, std::size_t offset,
@@ -41,7 +46,7 @@ class Storage {
     if (!present()) [[unlikely]]
       fail_missing();
   }
-  [[nodiscard]] bool present() const { return data_ != nullptr || file_; }
+  [[nodiscard]] bool present() const { return data_ != nullptr || file_ || arrival_; }
   // Where it lies; none: in memory.
   [[nodiscard]] const FilePlace& file() const { return file_; }
   // Owned memory that nobody needs for a while: zeros, which hold none, until restore() says that
@@ -52,6 +57,9 @@ class Storage {
   // Memory that a mapping has taken goes back to the system; addresses stay valid.
   void drop_mapped() const;
 
+  // The values are on their way into owned memory: the next data() calls `wait` first.
+  void set_arrival(std::function<void()> wait);
+
   // Where optimizers keep the state that goes with what lies here; none: in memory.
   [[nodiscard]] const std::shared_ptr<const StateFolder>& state_folder() const {
     return state_folder_;
@@ -59,6 +67,10 @@ class Storage {
   void set_state_folder(std::shared_ptr<const StateFolder> folder) {
     state_folder_ = std::move(folder);
   }
+  // Through which optimizers work on what lies partly on a GPU and partly on the host; none: all
+  // is in one memory (or in files).
+  [[nodiscard]] const std::shared_ptr<HostLink>& host_link() const { return host_link_; }
+  void set_host_link(std::shared_ptr<HostLink> link) { host_link_ = std::move(link); }
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
   [[nodiscard]] bool is_lent() const { return !name_.empty(); }
   [[nodiscard]] Device device() const { return device_; }
@@ -97,11 +109,14 @@ class Storage {
   [[noreturn]] void fail_missing() const;
 
   void map() const;
+  void await_arrival() const;
 
   mutable std::shared_ptr<std::byte> owned_;  // a file's: its mapping, from the first data() on
   mutable std::byte* data_ = nullptr;
   FilePlace file_;
   std::shared_ptr<const StateFolder> state_folder_;
+  std::shared_ptr<HostLink> host_link_;
+  mutable std::function<void()> arrival_;  // then data_ is null
   std::size_t bytes_;
   Device device_;
   std::string name_;

@@ -125,8 +125,10 @@ std::vector<UnitModule> choose_recomputed(nn::Module& root, const std::vector<Un
 }
 
 RecomputedModules::RecomputedModules(const std::vector<UnitModule>& modules,
-                                     ActivationCheckpointing how) {
+                                     ActivationCheckpointing how,
+                                     std::shared_ptr<ActivationOffload> offload) {
   RecomputeOptions options;
+  options.offload = std::move(offload);
   if (how == ActivationCheckpointing::selective) options.keep = ops_worth_keeping;
   for (const UnitModule& chosen : modules) {
     if (chosen.module->recompute_options()) continue;

@@ -1,10 +1,12 @@
 // Which modules keep their inputs alone for backward and run again there (engine/recompute.h).
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "engine/nn/module.h"
+#include "engine/offload/activation_offload.h"
 #include "sharding/options.h"
 #include "sharding/wrap_policy.h"
 
@@ -20,7 +22,9 @@ std::vector<UnitModule> choose_recomputed(nn::Module& root, const std::vector<Un
 // Has modules recomputed for its lifetime. Those that are already, by their user, it leaves alone.
 class RecomputedModules {
  public:
-  RecomputedModules(const std::vector<UnitModule>& modules, ActivationCheckpointing how);
+  // Kept inputs go to `offload`, where there is one.
+  RecomputedModules(const std::vector<UnitModule>& modules, ActivationCheckpointing how,
+                    std::shared_ptr<ActivationOffload> offload);
   ~RecomputedModules();
   RecomputedModules(const RecomputedModules&) = delete;
   RecomputedModules& operator=(const RecomputedModules&) = delete;

@@ -4,7 +4,9 @@
 #include <algorithm>
 
 #include "engine/offload/file_window.h"
+#include "engine/offload/host_link.h"
 #include "sharding/comm/scratch.h"
+#include "sharding/host_transfers.h"
 
 namespace tessera {
 namespace {
@@ -38,12 +40,17 @@ std::size_t local_gradient_bytes(const UnitLayout& layout) {
   return static_cast<std::size_t>(local_gradient_elements(layout)) * size_of(sum_dtype_of(layout));
 }
 
+ShardingOptions resolved(ShardingOptions options, DeviceType device) {
+  options.offload = options.offload.on(device);
+  return options;
+}
+
 class Planner {
  public:
   Planner(const std::vector<PlannedUnit>& units, const ShardingOptions& options,
           const PlannedWorld& world, bool no_sync)
       : units_(units),
-        options_(options),
+        options_(resolved(options, world.device.stands_for())),
         world_(world),
         no_sync_(no_sync),
         shards_(shards_of(options, world.size)) {}
@@ -51,6 +58,7 @@ class Planner {
   BufferPlan plan() {
     for (std::size_t i = 0; i < units_.size(); ++i) add_unit(static_cast<int>(i));
     add_windows();
+    add_host_transfers();
     add_pools();
     add_sums();
     add_scratch();
@@ -64,13 +72,15 @@ class Planner {
            int count = 1, bool one_copy = false) {
     if (bytes == 0 || count == 0) return;
     plan_.buffers.push_back({use, kind, unit, std::move(name), bytes, count,
-                             one_copy && !world_.nccl && world_.size > 1, false});
+                             one_copy && !world_.nccl && world_.size > 1, false, false});
   }
   void add_in(Placement placement, BufferUse use, MemoryKind kind, int unit, std::string name,
               std::size_t bytes) {
     const std::size_t before = plan_.buffers.size();
     add(use, kind, unit, std::move(name), bytes);
-    if (plan_.buffers.size() > before) plan_.buffers.back().in_file = placement == Placement::file;
+    if (plan_.buffers.size() == before) return;
+    plan_.buffers.back().in_file = placement == Placement::file;
+    plan_.buffers.back().on_host = placement == Placement::host;
   }
 
   void add_windows() {
@@ -93,6 +103,31 @@ class Planner {
         add(BufferUse::reduced_gradient, MemoryKind::gradients, -1, "gradient on its way to a file",
             AlignedMemory::bytes(needs.largest_gradient));
       }
+    }
+  }
+
+  // What passes between a GPU and its host (sharding/host_transfers.h, engine/offload/host_link.h).
+  void add_host_transfers() {
+    const OffloadOptions& offload = options_.offload;
+    if (!offload.uses_host()) return;
+    const FileNeeds needs = file_needs(units_);
+    if (offload.parameters == Placement::host) {
+      add(BufferUse::upload_window, MemoryKind::parameters, -1,
+          "masters on their way from the host",
+          ParameterUploads::bytes(offload.piece_bytes, needs.largest_master));
+    }
+    if (offload.gradients == Placement::host) {
+      add(BufferUse::reduced_gradient, MemoryKind::gradients, -1,
+          "gradients on their way to the host", needs.largest_gradient, GradientDownloads::buffers);
+    }
+    const Placement updates = offload.optimizer;
+    if (offload.parameters != updates) {
+      add_in(updates, BufferUse::master_window, MemoryKind::parameters, -1, "window on masters",
+             HostLink::window_bytes(offload.piece_bytes, needs.largest_trainable));
+    }
+    if (offload.gradients != updates) {
+      add_in(updates, BufferUse::gradient_window, MemoryKind::gradients, -1, "window on gradients",
+             HostLink::window_bytes(offload.piece_bytes, needs.largest_gradient));
     }
   }
 
@@ -208,7 +243,7 @@ class Planner {
   }
 
   const std::vector<PlannedUnit>& units_;
-  const ShardingOptions& options_;
+  const ShardingOptions options_;
   const PlannedWorld& world_;
   const bool no_sync_;
   const int shards_;
@@ -222,7 +257,7 @@ class Planner {
 std::size_t BufferPlan::bytes(MemoryKind kind) const {
   std::size_t sum = 0;
   for (const PlannedBuffer& buffer : buffers) {
-    if (buffer.kind == kind && !buffer.in_file) sum += buffer.total();
+    if (buffer.kind == kind && !buffer.in_file && !buffer.on_host) sum += buffer.total();
   }
   return sum;
 }
@@ -231,6 +266,14 @@ std::size_t BufferPlan::bytes_in_files(MemoryKind kind) const {
   std::size_t sum = 0;
   for (const PlannedBuffer& buffer : buffers) {
     if (buffer.kind == kind && buffer.in_file) sum += buffer.total();
+  }
+  return sum;
+}
+
+std::size_t BufferPlan::bytes_on_host(MemoryKind kind) const {
+  std::size_t sum = 0;
+  for (const PlannedBuffer& buffer : buffers) {
+    if (buffer.kind == kind && buffer.on_host) sum += buffer.total();
   }
   return sum;
 }
@@ -259,7 +302,7 @@ DType local_sum_dtype_of(const UnitLayout& layout, const ShardingOptions& option
 
 bool computes_on_master(const UnitLayout& layout, const OffloadOptions& offload) {
   const auto& segments = layout.segments();
-  return layout.shards() == 1 && offload.parameters != Placement::file && !segments.empty() &&
+  return layout.shards() == 1 && offload.parameters == Placement::device && !segments.empty() &&
          std::all_of(segments.begin(), segments.end(), [](const UnitLayout::Segment& segment) {
            return segment.compute_dtype == segment.master_dtype;
          });
@@ -293,6 +336,7 @@ FileNeeds file_needs(const std::vector<PlannedUnit>& units) {
                                                     size_of(segment.master_dtype));
       needs.masters += bytes;
       needs.largest_master = std::max(needs.largest_master, bytes);
+      if (segment.trainable) needs.largest_trainable = std::max(needs.largest_trainable, bytes);
     }
     const std::size_t gradient = StateFile::round_up(local_gradient_bytes(layout));
     needs.gradients += gradient;

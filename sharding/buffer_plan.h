@@ -29,7 +29,8 @@ enum class BufferUse : std::uint8_t {
   replicas_scratch,  // what the communicator across copies needs
   master_window,     // through which masters in a file are worked on: by steps and by gathers
   gradient_window,   // the same of gradients, by steps and the norm
-  reduced_gradient,  // in which a unit's gradient is reduced on its way to a file
+  reduced_gradient,  // in which a unit's gradient is reduced on its way to a file or the host
+  upload_window,     // through which masters on the host go to a GPU
 };
 
 struct PlannedBuffer {
@@ -41,13 +42,15 @@ struct PlannedBuffer {
   int count = 1;
   bool one_copy = false;  // ranks that see one memory hold it once between them
   bool in_file = false;   // no memory
+  bool on_host = false;   // page-locked memory of a GPU's host, none of the GPU's
   [[nodiscard]] std::size_t total() const { return bytes * static_cast<std::size_t>(count); }
 };
 
 struct BufferPlan {
   std::vector<PlannedBuffer> buffers;
-  [[nodiscard]] std::size_t bytes(MemoryKind kind) const;  // of memory
+  [[nodiscard]] std::size_t bytes(MemoryKind kind) const;  // of the device's memory
   [[nodiscard]] std::size_t bytes_in_files(MemoryKind kind) const;
+  [[nodiscard]] std::size_t bytes_on_host(MemoryKind kind) const;
 };
 
 // A unit as far as memory goes. The first one is the root, whose name is empty; a unit inside
@@ -78,6 +81,7 @@ DType sum_dtype_of(const UnitLayout& layout);
 // The dtype of the sums of no_sync() passes.
 DType local_sum_dtype_of(const UnitLayout& layout, const ShardingOptions& options);
 // Whether the master shard itself serves as the gathered parameters (one shard, nothing to cast).
+// `offload` is OffloadOptions::on() the device, here and below.
 bool computes_on_master(const UnitLayout& layout, const OffloadOptions& offload);
 // Whether its gathered parameters lie in a buffer that units take in turns.
 bool shares_parameter_pool(const UnitLayout& layout, const ShardingOptions& options, bool is_root);
@@ -89,6 +93,7 @@ std::int64_t local_gradient_elements(const UnitLayout& layout);
 // A shard's masters and reduced gradients as ranges of a file, each rounded up as files do it.
 struct FileNeeds {
   std::size_t masters = 0, largest_master = 0;      // of all, and of one segment
+  std::size_t largest_trainable = 0;                // the same of one that is trained
   std::size_t gradients = 0, largest_gradient = 0;  // of all, and of one unit
 };
 FileNeeds file_needs(const std::vector<PlannedUnit>& units);

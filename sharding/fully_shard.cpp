@@ -39,16 +39,18 @@ void for_pieces(const optim::GradientRun& run, const Add& add) {
       [&](ElementRange range, std::span<std::byte* const> where) { add(where[0], range.count); });
 }
 
-// Of the gradients that a rank holds: all units' sums in one accumulator of the device's memory,
-// and one wait for it. Padding is zero and each parameter begins a block of the sum, so a run over
-// several gives the same bits as each by itself.
+// Of the gradients that a rank holds: all units' sums in one accumulator of the memory that they
+// lie in, and one wait for it. Padding is zero and each parameter begins a block of the sum, so a
+// run over several gives the same bits as each by itself. Gradients on the host come there in the
+// order of the backward, and each is summed when it is there.
 kernels::ExactSum local_sum_of_squares(const Runtime& runtime) {
-  const Device device = runtime.device();
+  const bool on_host = runtime.options().offload.gradients == Placement::host;
+  const Device device = on_host ? runtime.device().host() : runtime.device();
   const Tensor accumulator = Tensor::zeros({sizeof(kernels::ExactSum)}, uint8, device);
-  for (const auto& unit : runtime.units()) {
-    for (const optim::Segment& segment : unit->optimizer_segments()) {
+  for (auto unit = runtime.units().rbegin(); unit != runtime.units().rend(); ++unit) {
+    for (const optim::Segment& segment : (*unit)->optimizer_segments()) {
       const auto alike = [](std::size_t, std::size_t) { return true; };
-      for (const auto& run : optim::gradient_runs(unit->local_parameters(), segment, alike)) {
+      for (const auto& run : optim::gradient_runs((*unit)->local_parameters(), segment, alike)) {
         const auto add = [&](const std::byte* data, std::int64_t count) {
           TESSERA_LAUNCH(device, sum_of_squares,
                          {data, count, run.dtype, run.storage->pending_factor(),

@@ -56,15 +56,24 @@ std::string_view name_of(Placement placement) {
   return "unknown";
 }
 
+OffloadOptions OffloadOptions::on(DeviceType device) const {
+  OffloadOptions resolved = *this;
+  if (device == DeviceType::cuda) return resolved;
+  for (Placement* const place : {&resolved.parameters, &resolved.gradients, &resolved.optimizer}) {
+    if (*place == Placement::host) *place = Placement::device;
+  }
+  return resolved;
+}
+
 void check_offload(const OffloadOptions& options, DeviceType device) {
   TESSERA_CHECK(!options.uses_files() || !options.folder.empty(), ErrorCode::configuration,
                 "offload to files needs a folder for them: sharding.offload.folder");
   if (device != DeviceType::cuda) return;
   const auto check = [](std::string_view what, Placement placement) {
-    TESSERA_CHECK(placement == Placement::device, ErrorCode::configuration,
-                  "sharding.offload.{}: {} is for CPU ranks in this version; on a GPU `device` "
-                  "works, with more ranks or activation_checkpointing where that is too much",
-                  what, name_of(placement));
+    TESSERA_CHECK(placement != Placement::file, ErrorCode::configuration,
+                  "sharding.offload.{}: file is for CPU ranks in this version; on a GPU `host` "
+                  "works, which keeps it in the host's memory",
+                  what);
   };
   check("parameters", options.parameters);
   check("gradients", options.gradients);

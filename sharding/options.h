@@ -31,8 +31,8 @@ enum class ActivationCheckpointing : std::uint8_t {
 // Where a rank's state lies between its uses.
 enum class Placement : std::uint8_t {
   device,
-  host,  // for CPU ranks the same as device
-  file,  // in a file of OffloadOptions::folder
+  host,  // a GPU's: page-locked memory of its host; for CPU ranks the same as device
+  file,  // in a file of OffloadOptions::folder; CPU ranks only
 };
 std::string_view name_of(Placement placement);
 
@@ -43,7 +43,7 @@ struct OffloadOptions {
   // For `file`: made where it is missing. Files have no names there and go with the process.
   std::string folder = {};
   // Files are read and written in pieces of so many bytes, a multiple of 8192, past the page cache
-  // where the file system can.
+  // where the file system can. So is a GPU's memory, where only parts of it are copied.
   std::size_t piece_bytes = std::size_t{4} << 20;
   bool direct = true;
 
@@ -51,8 +51,14 @@ struct OffloadOptions {
     return parameters == Placement::file || gradients == Placement::file ||
            optimizer == Placement::file;
   }
+  [[nodiscard]] bool uses_host() const {
+    return parameters == Placement::host || gradients == Placement::host ||
+           optimizer == Placement::host;
+  }
+  // As ranks of this type of device take them: on the CPU, `host` is `device`.
+  [[nodiscard]] OffloadOptions on(DeviceType device) const;
 };
-// Error(configuration) for what there is not: files without a folder, offload from a GPU.
+// Error(configuration) for what there is not: files without a folder, a GPU's state in files.
 void check_offload(const OffloadOptions& options, DeviceType device);
 
 struct ShardingOptions {
@@ -81,6 +87,8 @@ struct ShardingOptions {
   ActivationCheckpointing activation_checkpointing = ActivationCheckpointing::none;
   std::vector<std::string> activation_checkpointing_cls = {};
   int activation_checkpointing_every = 1;
+  // On a GPU: the inputs that are kept lie on its host until backward comes near.
+  bool activation_offload = false;
   OffloadOptions offload = {};
 };
 

@@ -122,6 +122,7 @@ RankMemory measure_memory(const Context& context) {
   memory.use = stats.at_peak;
   memory.use[MemoryKind::communication] += context.communicator().held_bytes();
   memory.in_files = stats.in_files;
+  memory.on_host = stats.host_peak;
   memory.cached = stats.peak_held - std::min(stats.peak_held, stats.peak_in_use);
   return memory;
 }

@@ -47,6 +47,7 @@ struct PlannedCollective {
 struct RankMemory {
   MemoryUse use;
   MemoryUse in_files;      // what lies in files instead
+  MemoryUse on_host;       // what lies on a GPU's host instead, when that was most
   std::size_t cached = 0;  // free blocks that the pool keeps beside that
   [[nodiscard]] std::size_t of(MemoryKind kind) const {
     return use[kind] + (kind == MemoryKind::other ? use.rounding : 0);

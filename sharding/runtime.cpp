@@ -69,6 +69,7 @@ Runtime::Runtime(nn::Module& root, comm::Communicator& world, const ShardingOpti
       rank_(world.rank()),
       stalls_(device_),
       self_(std::make_shared<Runtime*>(this)) {
+  options_.offload = options_.offload.on(device_.stands_for());
   std::vector<UnitPlan> plan = plan_units(root, options_);
   for (const UnitPlan& planned : plan) {
     TESSERA_REQUIRE(planned.unit.module->hooks() == nullptr,
@@ -115,6 +116,7 @@ Runtime::~Runtime() {
   // Streams finish first; then buffers, then communicators.
   gather_stream_.reset();
   reduce_stream_.reset();
+  files_->finish();
 }
 
 void Runtime::connect(comm::Communicator& world) {
@@ -129,13 +131,24 @@ void Runtime::choose_recomputation(nn::Module& root, const std::vector<UnitPlan>
   std::vector<UnitModule> units;
   for (const UnitPlan& planned : plan)
     units.push_back({planned.unit.name, planned.unit.module, {}});
-  recomputed_ = std::make_unique<RecomputedModules>(choose_recomputed(root, units, options_),
-                                                    options_.activation_checkpointing);
+  std::shared_ptr<ActivationOffload> offload;
+  if (options_.activation_offload) {
+    TESSERA_CHECK(options_.activation_checkpointing != ActivationCheckpointing::none,
+                  ErrorCode::configuration,
+                  "activation_offload says nothing without activation_checkpointing");
+    TESSERA_CHECK(device_.stands_for() == DeviceType::cuda, ErrorCode::configuration,
+                  "activation_offload is for GPUs: what a CPU rank keeps is in the host's memory "
+                  "already; leave it out");
+    offload = ActivationOffload::create(device_);
+  }
+  recomputed_ =
+      std::make_unique<RecomputedModules>(choose_recomputed(root, units, options_),
+                                          options_.activation_checkpointing, std::move(offload));
 }
 
 void Runtime::create_files(const std::vector<UnitPlan>& plan) {
   FileNeeds needs;
-  if (options_.offload.uses_files()) {
+  if (options_.offload.uses_files() || options_.offload.uses_host()) {
     std::vector<UnitLayout> layouts;
     for (const UnitPlan& planned : plan) layouts.emplace_back(planned.specs, shards_);
     std::vector<PlannedUnit> units;

@@ -94,11 +94,19 @@ Runtime::Reduced Runtime::enqueue_reduction(Unit& unit, const std::shared_ptr<co
   const Unit::Carried carried = unit.prepare_to_accumulate();
   const comm::Tag tag{pass_, static_cast<std::uint32_t>(unit.index()), comm::Phase::reduce};
   Reduced reduced;
-  const auto work = [&unit, carried, reduction = reduction_of(unit, buffer, dtype, tag)] {
+  // On its way to the host, which the stream does not wait for.
+  const auto arrival = std::make_shared<PointHandle>();
+  const auto work = [&unit, carried, arrival, reduction = reduction_of(unit, buffer, dtype, tag)] {
     reduction(unit.open_gradient(carried));
-    unit.close_gradient();
+    *arrival = unit.close_gradient();
   };
   reduced.done = enqueue(*reduce_stream_, work);
+  if (unit.gradient_is_on_host()) {
+    unit.gradient_shard().storage()->set_arrival([done = reduced.done, arrival] {
+      done.wait();
+      if (*arrival) (*arrival)->synchronize();
+    });
+  }
   comm::Communicator& group = first_reduction_group();
   reduced.writable =
       enqueue(*reduce_stream_, [&group, buffer, tag] { group.acquire(*buffer, tag); });

@@ -43,6 +43,7 @@ void Runtime::allocate(const PlannedBuffer& planned) {
       case BufferUse::master_window:  // with the files
       case BufferUse::gradient_window:
       case BufferUse::reduced_gradient:
+      case BufferUse::upload_window:
         break;
       case BufferUse::gradient_shard:
         (void)units_[index]->gradient_shard();

@@ -159,7 +159,7 @@ void Runtime::start_gather(Unit& unit, comm::Phase phase) {
   state.gathered =
       enqueue(*gather_stream_, [this, &unit, buffer = state.parameter_buffer, part, ranges, tag] {
         gather_group_->acquire(*buffer, tag);
-        unit.write_share(buffer->data(), part);
+        state_of(unit).uploaded = unit.write_share(buffer->data(), part);
         gather_group_->all_gather(*buffer, ranges, tag);
       });
   if (shards_ == 1) return;  // a cast of this rank's own
@@ -294,7 +294,9 @@ void Runtime::let_go() noexcept {
 void Runtime::invalidate(Unit& unit, bool trainable) {
   TESSERA_REQUIRE(held_ == 0, "parameters cannot change inside an unsharded(model) scope");
   reshard(unit);
-  if (!trainable) state_of(unit).own_has_frozen = false;
+  UnitState& state = state_of(unit);
+  if (const PointHandle uploaded = std::move(state.uploaded)) uploaded->synchronize();
+  if (!trainable) state.own_has_frozen = false;
 }
 
 }  // namespace tessera

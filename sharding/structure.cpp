@@ -64,7 +64,8 @@ std::string describe(const ShardingOptions& options, const std::vector<UnitPlan>
       fmt::format("activation_checkpointing {}, every {}, of classes [{}]\n",
                   name_of(options.activation_checkpointing), options.activation_checkpointing_every,
                   fmt::join(options.activation_checkpointing_cls, ", "));
-  if (options.offload.parameters == Placement::file) text += "parameters in files\n";
+  if (options.offload.parameters != Placement::device)
+    text += fmt::format("parameters on {}\n", name_of(options.offload.parameters));
   for (const UnitPlan& planned : plan) {
     const std::string where =
         planned.unit.name.empty() ? "the root unit" : "unit " + planned.unit.name;

@@ -47,7 +47,8 @@ Unit::Unit(std::string name, int index, const std::vector<OwnedParameter>& param
   create_masters();
   fill_masters(parameters);
   const auto& segments = layout_.segments();
-  computes_on_master_ = !files_.masters && tessera::computes_on_master(layout_, {});
+  computes_on_master_ =
+      !files_.masters && !files_.uploads && tessera::computes_on_master(layout_, {});
   parameters_ = Storage::lent(layout_.bytes(), device_,
                               name_.empty() ? std::string("the root unit") : "unit " + name_);
   if (computes_on_master_) parameters_->attach(master_memory_.data());
@@ -66,8 +67,8 @@ Unit::Unit(std::string name, int index, const std::vector<OwnedParameter>& param
   create_local_tensors();
 }
 
-// In memory in one piece, segment behind segment: with one shard and nothing to cast it is the flat
-// buffer.
+// In memory (or the host's) in one piece, segment behind segment: with one shard and nothing to
+// cast it is the flat buffer.
 void Unit::create_masters() {
   const MemoryScope kind(MemoryKind::parameters);
   const auto bytes_of = [](const UnitLayout::Segment& segment) {
@@ -75,8 +76,12 @@ void Unit::create_masters() {
   };
   std::size_t bytes = 0;
   for (const auto& segment : layout_.segments()) bytes += bytes_of(segment);
-  if (!files_.masters)
+  if (files_.uploads) {
+    master_memory_ = Tensor::view_of(Storage::pinned(bytes, device_), 0,
+                                     {static_cast<std::int64_t>(bytes)}, uint8);
+  } else if (!files_.masters) {
     master_memory_ = Tensor::zeros({static_cast<std::int64_t>(bytes)}, uint8, device_);
+  }
   std::size_t offset = 0;
   for (std::size_t s = 0; s < layout_.segments().size(); ++s) {
     const auto& segment = layout_.segments()[s];
@@ -85,9 +90,11 @@ void Unit::create_masters() {
                        : Storage::part_of(master_memory_.storage(), offset, bytes_of(segment));
     storage->set_padded_to(parameter_alignment);
     masters_.push_back(Tensor::view_of(storage, 0, {segment.share}, segment.master_dtype));
+    if (files_.uploads) host_masters_.push_back(storage->data());
     offset += bytes_of(segment);
     if (!segment.trainable) continue;
     storage->set_state_folder(files_.moments);
+    storage->set_host_link(files_.host_link);
     local_segments_.push_back({static_cast<int>(s), layout_.local(static_cast<int>(s), shard_),
                                local_gradient_elements_});
     local_gradient_elements_ +=
@@ -103,7 +110,7 @@ void Unit::fill_masters(const std::vector<OwnedParameter>& parameters) {
     if (local.count == 0) continue;
     const FilePlace& place = masters_[s].storage()->file();
     if (!place) {
-      fill_range(parameters, segment, local, masters_[s].data());
+      fill_range(parameters, segment, local, masters_[s].data(), masters_[s].device());
       continue;
     }
     const FileWindow& window = *place.file->window();
@@ -113,16 +120,16 @@ void Unit::fill_masters(const std::vector<OwnedParameter>& parameters) {
       const std::int64_t count = std::min(step, local.count - done);
       const std::size_t bytes = StateFile::round_up(static_cast<std::size_t>(count) * element);
       current_queue(device_).zero(window.piece(0), bytes);
-      fill_range(parameters, segment, {local.first + done, count}, window.piece(0));
+      fill_range(parameters, segment, {local.first + done, count}, window.piece(0), device_);
       place.file->write(place.offset + static_cast<std::uint64_t>(done) * element, window.piece(0),
                         bytes);
     }
   }
 }
 
-// Elements of a segment, to `out`, which is zero where no parameter is.
+// Elements of a segment, to `out` on `device`, which is zero where no parameter is.
 void Unit::fill_range(const std::vector<OwnedParameter>& parameters, int segment,
-                      ElementRange range, std::byte* out) const {
+                      ElementRange range, std::byte* out, Device device) const {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto& slot = layout_.slots()[i];
     if (slot.segment != segment) continue;
@@ -137,11 +144,11 @@ void Unit::fill_range(const std::vector<OwnedParameter>& parameters, int segment
           source.impl()->initializer != nullptr,
           "parameter {} is on `meta` and has no initializer; make it with nn::make_parameter",
           parameters[i].name);
-      fill_as(source, part, to, dtype, device_);
+      fill_as(source, part, to, dtype, device);
     } else {
       const MemoryScope staging(MemoryKind::other);
-      const Tensor in = part_on(device_, source, part);
-      TESSERA_LAUNCH(device_, cast, {in.data(), to, part.count, in.dtype(), dtype, 1.0f, false});
+      const Tensor in = part_on(device, source, part);
+      TESSERA_LAUNCH(device, cast, {in.data(), to, part.count, in.dtype(), dtype, 1.0f, false});
     }
   }
 }
@@ -162,21 +169,26 @@ void Unit::create_local_tensors() {
 }
 
 std::size_t Unit::master_bytes() const {
-  return master_memory_ ? master_memory_.bytes() : 0;
+  return master_memory_ && !files_.uploads ? master_memory_.bytes() : 0;
 }
 
 std::size_t Unit::gradient_bytes() const {
-  return gradient_shard_ && !gradient_shard_.storage()->file() ? gradient_shard_.bytes() : 0;
+  const bool elsewhere =
+      !gradient_shard_ || gradient_shard_.storage()->file() || gradient_is_on_host();
+  return elsewhere ? 0 : gradient_shard_.bytes();
 }
 
-void Unit::write_share(std::byte* buffer, Part part) const {
+PointHandle Unit::write_share(std::byte* buffer, Part part) const {
   for (std::size_t s = 0; s < masters_.size(); ++s) {
     const auto& segment = layout_.segments()[s];
     if (part == Part::trainable && !segment.trainable) continue;
     const ElementRange range = layout_.local(static_cast<int>(s), shard_);
     std::byte* out = buffer + segment.byte_offset +
                      static_cast<std::size_t>(range.first) * size_of(segment.compute_dtype);
-    if (const FilePlace& place = masters_[s].storage()->file()) {
+    if (files_.uploads) {
+      files_.uploads->upload(host_masters_[s], range.count, segment.master_dtype, out,
+                             segment.compute_dtype);
+    } else if (const FilePlace& place = masters_[s].storage()->file()) {
       const StreamedArray array{files_.gathers.get(), place.offset, size_of(segment.master_dtype)};
       stream_arrays(std::span(&array, 1), {0, range.count}, 0,
                     [&](ElementRange piece, std::span<std::byte* const> where) {
@@ -188,6 +200,7 @@ void Unit::write_share(std::byte* buffer, Part part) const {
       write_part(s, masters_[s].data(), range.count, out);
     }
   }
+  return files_.uploads ? files_.uploads->read() : nullptr;
 }
 
 // Elements of a segment's masters, cast to the compute dtype.
@@ -269,6 +282,7 @@ Tensor& Unit::gradient_shard() {
   if (gradient_shard_) return gradient_shard_;
   const DType dtype = sum_dtype_of(layout_);
   gradient_shard_ = files_.make_gradient(local_gradient_elements_, dtype);
+  if (files_.downloads) host_gradient_ = gradient_shard_.data();
   for (std::size_t i = 0; i < local_.size(); ++i) {
     const auto& slot = layout_.slots()[i];
     if (!slot.spec.trainable) continue;
@@ -308,8 +322,9 @@ Unit::Carried Unit::prepare_to_accumulate() {
     storage->set_pending_factor(1.0f);
     return carried;
   }
-  const bool in_file = static_cast<bool>(storage->file());
-  if (in_file) {
+  // Else it is done here.
+  const bool when_opened = storage->file() || gradient_is_on_host();
+  if (when_opened) {
     carried.factor = storage->pending_factor();
     storage->set_pending_factor(1.0f);
   } else {
@@ -319,7 +334,7 @@ Unit::Carried Unit::prepare_to_accumulate() {
     const auto& data = parameter.tensor.impl();
     if (!data->requires_grad || data->grad_ready) continue;
     const Tensor gradient(data->grad);
-    if (in_file) {
+    if (when_opened) {
       carried.dropped.push_back(
           {static_cast<std::int64_t>(data->grad->offset / size_of(gradient.dtype())),
            gradient.elements()});
@@ -332,11 +347,13 @@ Unit::Carried Unit::prepare_to_accumulate() {
 
 std::byte* Unit::open_gradient(const Carried& carried) const {
   const FilePlace& place = gradient_shard_.storage()->file();
-  if (!place) return gradient_shard_.data();
-  std::byte* const sums = files_.reduced.data();
+  if (!place && !gradient_is_on_host()) return gradient_shard_.data();
+  std::byte* const sums =
+      place ? files_.reduced.data()
+            : files_.downloads->open(host_gradient_, gradient_shard_.bytes(), carried.is_set);
   if (!carried.is_set) return sums;
   const DType dtype = gradient_shard_.dtype();
-  place.file->read(place.offset, sums, StateFile::round_up(gradient_shard_.bytes()));
+  if (place) place.file->read(place.offset, sums, StateFile::round_up(gradient_shard_.bytes()));
   if (carried.factor != 1.0f) {
     TESSERA_LAUNCH(device_, cast,
                    {sums, sums, local_gradient_elements_, dtype, dtype, carried.factor, false});
@@ -348,11 +365,14 @@ std::byte* Unit::open_gradient(const Carried& carried) const {
   return sums;
 }
 
-void Unit::close_gradient() const {
+PointHandle Unit::close_gradient() const {
+  if (gradient_is_on_host())
+    return files_.downloads->close(host_gradient_, gradient_shard_.bytes());
   const FilePlace& place = gradient_shard_.storage()->file();
-  if (!place) return;
+  if (!place) return nullptr;
   place.file->write(place.offset, files_.reduced.data(),
                     StateFile::round_up(gradient_shard_.bytes()));
+  return nullptr;
 }
 
 void Unit::scale_gradient(float factor) {

@@ -51,8 +51,9 @@ class Unit {
   // What a gather concerns: every segment, or those that optimizers change.
   enum class Part : std::uint8_t { whole, trainable };
   // Writes this shard's share of each of these segments into the flat buffer, cast to the compute
-  // dtype, in the calling thread's current queue.
-  void write_share(std::byte* buffer, Part part) const;
+  // dtype, in the calling thread's current queue. The point from which on masters on the host may
+  // be written again; null: now.
+  PointHandle write_share(std::byte* buffer, Part part) const;
   // Those segments in the flat buffer.
   [[nodiscard]] std::vector<comm::GatheredRange> gathered_ranges(Part part) const;
 
@@ -93,9 +94,10 @@ class Unit {
   };
   [[nodiscard]] Carried prepare_to_accumulate();
   // Around a reduction, by the thread that does it: where the shard's sums are, and when they are
-  // there.
+  // there. Of a shard on the host: the point at which they are.
   [[nodiscard]] std::byte* open_gradient(const Carried& carried) const;
-  void close_gradient() const;
+  PointHandle close_gradient() const;
+  [[nodiscard]] bool gradient_is_on_host() const { return host_gradient_ != nullptr; }
   // Clipping: multiplies what the shard holds, when it is read.
   void scale_gradient(float factor);
   // Elements of the local gradient, and the part that each trainable segment takes there.
@@ -111,7 +113,7 @@ class Unit {
   void create_masters();
   void fill_masters(const std::vector<OwnedParameter>& parameters);
   void fill_range(const std::vector<OwnedParameter>& parameters, int segment, ElementRange range,
-                  std::byte* out) const;
+                  std::byte* out, Device device) const;
   void create_local_tensors();
   void write_part(std::size_t segment_index, const std::byte* in, std::int64_t count,
                   std::byte* out) const;
@@ -125,6 +127,7 @@ class Unit {
   bool computes_on_master_ = false;
   Tensor master_memory_;
   std::vector<Tensor> masters_;  // one a segment, this shard's part, each a storage of its own
+  std::vector<const std::byte*> host_masters_;  // of masters on the host, for the gather stream
   std::shared_ptr<Storage> parameters_;
   std::vector<Tensor> views_;
   std::vector<nn::NamedParameter> local_;
@@ -134,6 +137,7 @@ class Unit {
   std::vector<Tensor> gradient_views_;
   Tensor gradient_shard_;
   bool gradient_is_discarded_ = false;
+  std::byte* host_gradient_ = nullptr;  // of a shard on the host, for the reduce stream
   std::vector<LocalSegment> local_segments_;
   std::int64_t local_gradient_elements_ = 0;
 };

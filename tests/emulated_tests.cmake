@@ -79,7 +79,7 @@ function(tessera_device_tests floor name)
   endif()
   # Queues of a GPU may run in any order that their waits allow: those that show the most.
   set(orders threads)
-  if(name MATCHES "^(strategies|comm_device|runtime_streams)_test$" AND NOT TESSERA_SANITIZE)
+  if(name MATCHES "^(strategies|offload_device|activation_offload|comm_device|runtime_streams)_test$" AND NOT TESSERA_SANITIZE)
     set(orders threads lazy seeded:7)
   elseif(name MATCHES "^(access_checker|cublas_lt)_test$" AND TESSERA_SANITIZE MATCHES "thread")
     set(orders inline)  # what they leave unordered for the checker to find must not be a race

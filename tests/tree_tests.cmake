@@ -40,6 +40,13 @@ add_test(NAME cli/random_recipes
          COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/scripts/random-recipes --seconds 30 --seed 1
                  --program $<TARGET_FILE:tessera_program>)
 set_tests_properties(cli/random_recipes PROPERTIES LABELS "cli;slow" TIMEOUT 600 PROCESSORS 2)
+if(TARGET emulated_tessera)
+  add_test(NAME cuda/random_recipes
+           COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/scripts/random-recipes --seconds 30 --seed 1
+                   --device cuda --program $<TARGET_FILE:emulated_tessera>)
+  set_tests_properties(cuda/random_recipes PROPERTIES LABELS "cuda;slow" TIMEOUT 600
+                       ENVIRONMENT "TESSERA_EMULATOR_MEMORY=268435456;TESSERA_EMULATOR_CHECK=halt")
+endif()
 # What a document says of the program's keys.
 add_test(NAME consumer/from_accelerate
          COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/consumer/from_accelerate_test.py

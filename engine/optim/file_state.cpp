@@ -4,6 +4,7 @@
 
 #include "engine/memory_kind.h"
 #include "engine/offload/file_window.h"
+#include "engine/offload/host_link.h"
 #include "engine/optim/optimizer.h"
 #include "kernels/base/error.h"
 
@@ -81,6 +82,10 @@ Tensor Optimizer::make_state(std::size_t segment, std::size_t which) {
   const auto& folder = whole.storage->state_folder();
   if (!folder) {
     const MemoryScope kind(MemoryKind::optimizer);
+    if (const auto& link = whole.storage->host_link()) {
+      const std::size_t bytes = static_cast<std::size_t>(whole.count) * size_of(whole.dtype);
+      return Tensor::view_of(link->make_state(bytes), 0, {whole.count}, whole.dtype);
+    }
     return Tensor::zeros({whole.count}, whole.dtype, whole.storage->device());
   }
   make_state_files(state_names());  // what is not there yet

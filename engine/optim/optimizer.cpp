@@ -54,7 +54,7 @@ void Optimizer::find_decay_edges(const ParameterFilter& decay) {
 }
 
 void Optimizer::step() {
-  for (std::size_t s = 0; s < segments_.size(); ++s) step(s);
+  for (std::size_t s = segments_.size(); s > 0; --s) step(s - 1);
 }
 
 void Optimizer::step(std::size_t segment) {
@@ -65,6 +65,7 @@ void Optimizer::step(std::size_t segment) {
   if (storage.file() || storage.state_folder() || runs.front().storage->file()) {
     return step_through_files(segment, runs);
   }
+  if (passes_host_link(segment)) return step_over_host_link(segment, runs);
   for (const GradientRun& run : runs) {
     update_run(segment, run, run.range, memory_in(segment, run, run.range));
   }

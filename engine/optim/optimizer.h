@@ -3,8 +3,8 @@
 //
 // Parameters that lie one behind the other, as a shard's do, form segments (segments.h): one kernel
 // updates a segment. step() does all of them, in pieces where parameters, gradients or state lie in
-// files (engine/offload). Who wants to work piece by piece, perhaps on copies
-// of the memory, calls begin_step() of a segment and then update_range().
+// files or partly on a GPU's host (engine/offload). Who wants to work piece by piece, perhaps on
+// copies of the memory, calls begin_step() of a segment and then update_range().
 #pragma once
 
 #include <cstdint>
@@ -49,7 +49,8 @@ class Optimizer {
   Optimizer& operator=(const Optimizer&) = delete;
 
   // Updates every parameter that has a gradient. Parameters without one are left alone, state and
-  // all.
+  // all. Gradients on the host come there in the order of the backward, the last unit's first: the
+  // CPU updates each unit's parameters when they are there, while the GPU goes on.
   void step();
   void zero_grad();
 
@@ -107,6 +108,8 @@ class Optimizer {
 
   [[nodiscard]] Tensor make_state(std::size_t segment, std::size_t which);
   void step_through_files(std::size_t segment, const std::vector<GradientRun>& runs);
+  [[nodiscard]] bool passes_host_link(std::size_t segment) const;
+  void step_over_host_link(std::size_t segment, const std::vector<GradientRun>& runs);
   void find_decay_edges(const ParameterFilter& decay);
   [[nodiscard]] std::vector<GradientRun> runs_of(std::size_t segment) const;
   [[nodiscard]] Memory memory_in(std::size_t segment, const GradientRun& run, ElementRange range);

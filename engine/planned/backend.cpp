@@ -3,7 +3,6 @@
 
 #include <cstring>
 
-#include "engine/cpu/backend.h"
 #include "engine/planned/counting_source.h"
 
 namespace tessera {
@@ -45,9 +44,7 @@ class PlannedQueue final : public DeviceQueue {
   }
   void enqueue_copy_from_pinned(void* /*to*/, const void* /*from*/,
                                 std::size_t /*bytes*/) override {}
-  void enqueue_copy_to_pinned(void* to, const void* from, std::size_t bytes) override {
-    copy_to_host(to, from, bytes);
-  }
+  void enqueue_copy_to_pinned(void* /*to*/, const void* /*from*/, std::size_t /*bytes*/) override {}
 
  private:
   Device device_;
@@ -70,13 +67,14 @@ class PlannedBackend final : public Backend {
     return device.index == static_cast<int>(DeviceType::cuda) ? like_a_gpu_ : like_the_cpu_;
   }
   [[nodiscard]] std::shared_ptr<std::byte> allocate_pinned(std::size_t bytes) const override {
-    return cpu_backend().allocate_pinned(bytes);
+    return pinned_->allocate(bytes);
   }
   void bind_thread(Device) const override {}
 
  private:
   std::shared_ptr<CountingSource> like_the_cpu_ = std::make_shared<CountingSource>(DeviceType::cpu);
   std::shared_ptr<CountingSource> like_a_gpu_ = std::make_shared<CountingSource>(DeviceType::cuda);
+  std::shared_ptr<MemoryPool> pinned_ = MemoryPool::create(like_the_cpu_);
 };
 
 }  // namespace

@@ -122,8 +122,32 @@ TEST(Plan, SaysByHowMuchItDoesNotFitAndWhatWould) {
     const nlohmann::json followed = planned(example_recipe(), all);
     EXPECT_EQ(followed["plans"][0]["bytes"]["total"], advice["total"]) << advice;
   }
+  EXPECT_EQ(tight["advice"][0]["saved"], whole - tight["advice"][0]["total"].get<std::uint64_t>());
   // The cheapest first: another strategy keeps every bit of the results.
   EXPECT_EQ(tight["advice"][0]["changes"][0], "--set sharding.sharding_strategy=SHARD_OPTIMIZER");
+
+  // State elsewhere is what is left for one rank.
+  const auto advice_of_one = [&](const std::string& device) {
+    const std::vector<std::string> alone = {"--device", device,
+                                            "--set",    "data.batch_size=1",
+                                            "--set",    "model.n_embd=1536",
+                                            "--set",    "sharding.mixed_precision=bf16",
+                                            "--set",    "sharding.activation_checkpointing=true"};
+    std::vector<std::string> small = alone;
+    const nlohmann::json row = planned(example_recipe(), alone)["plans"][0];
+    const auto total = row["bytes"]["total"].get<std::uint64_t>();
+    const auto moments = row["bytes"]["optimizer"].get<std::uint64_t>();
+    small.insert(small.end(), {"--device-memory", std::to_string(total - moments / 2)});
+    return planned(example_recipe(), small, 6)["advice"];
+  };
+  const std::string place = "--set sharding.offload.optimizer=";
+  const nlohmann::json on_gpu = advice_of_one("cuda"), on_cpu = advice_of_one("cpu");
+  ASSERT_FALSE(on_gpu.empty());
+  EXPECT_EQ(on_gpu[0]["changes"], nlohmann::json({place + "host"})) << on_gpu;
+  ASSERT_FALSE(on_cpu.empty());
+  EXPECT_EQ(on_cpu[0]["changes"],
+            nlohmann::json({"--set sharding.offload.folder=FOLDER", place + "file"}))
+      << on_cpu;
 
   std::vector<std::string> hopeless = with_memory(1000);
   hopeless.insert(hopeless.begin(), {"plan", example_recipe()});

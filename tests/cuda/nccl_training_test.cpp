@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "cuda/nccl_ranks.h"
+#include "cuda/offload_testing.h"
 #include "sharding/mixed_module.h"
 
 namespace tessera::testing {
@@ -58,6 +59,23 @@ TEST(NcclTraining, UnitsOfSeveralSegmentsGiveTheSameBits) {
        {Strategy::full_shard, Strategy::shard_optimizer, Strategy::shard_grad_op}) {
     EXPECT_TRUE(same_bits(expected, train(toy_options(strategy), over_nccl(true))))
         << name_of(strategy);
+  }
+}
+
+TEST(NcclTraining, StateOnTheHostGivesTheSameBits) {
+  TESSERA_NEEDS_NCCL(2);
+  const TrainingCase shared{
+      .micro_batches = 2, .max_norm = 1e-2, .steps = 2, .batch = 1, .device = gpu};
+  const Trajectory expected = train_toy(2, toy_options(Strategy::full_shard), shared);
+  TrainingCase what = over_nccl(true);
+  what.micro_batches = 2;
+  for (ShardingOptions options :
+       {toy_options(Strategy::full_shard), toy_options(Strategy::no_shard),
+        toy_options(Strategy::shard_grad_op), toy_options(Strategy::hybrid_shard, 1)}) {
+    options.offload = placements().front();
+    options.activation_checkpointing = ActivationCheckpointing::full;
+    options.activation_offload = true;
+    EXPECT_TRUE(same_bits(expected, train_toy(2, options, what))) << describe(options);
   }
 }
 

@@ -240,13 +240,18 @@ TEST(Offload, AFolderThatIsNoneIsRefused) {
       << refusal_of(options);
 }
 
-TEST(Offload, GpusRefuseItByName) {
+TEST(Offload, GpusTakeTheHostAndNoFiles) {
   OffloadOptions options;
   options.gradients = Placement::host;
   EXPECT_NO_THROW(check_offload(options, DeviceType::cpu));
+  EXPECT_NO_THROW(check_offload(options, DeviceType::cuda));
+  EXPECT_FALSE(options.on(DeviceType::cpu).uses_host());
+  EXPECT_TRUE(options.on(DeviceType::cuda).uses_host());
+  options.parameters = Placement::file;
+  options.folder = "/tmp";
   EXPECT_EQ(testing::message_of<Error>([&] { check_offload(options, DeviceType::cuda); }),
-            "sharding.offload.gradients: host is for CPU ranks in this version; on a GPU `device` "
-            "works, with more ranks or activation_checkpointing where that is too much");
+            "sharding.offload.parameters: file is for CPU ranks in this version; on a GPU `host` "
+            "works, which keeps it in the host's memory");
 }
 
 // The largest file that this process may write, for a scope: a disk that is full.
