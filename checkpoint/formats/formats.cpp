@@ -2,10 +2,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "checkpoint/formats/dcp.h"
+#include "checkpoint/formats/deepspeed.h"
 #include "checkpoint/formats/format.h"
 #include "checkpoint/formats/hugging_face_format.h"
 #include "checkpoint/formats/llmc.h"
 #include "checkpoint/formats/step_folder.h"
+#include "checkpoint/formats/torch.h"
 #include "kernels/base/error.h"
 
 namespace tessera::checkpoint::formats {
@@ -14,7 +17,10 @@ const std::vector<Format>& formats() {
   static const std::vector<Format> list = {
       sharded_format(),
       full_format(),
+      dcp_format(),
+      deepspeed_format(),
       hugging_face_format(),
+      torch_format(),
       llmc_format(),
   };
   return list;
