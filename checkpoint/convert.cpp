@@ -10,12 +10,12 @@
 #include <map>
 #include <utility>
 
-#include "checkpoint/commit.h"
 #include "checkpoint/convert/plan.h"
 #include "checkpoint/convert/stream.h"
 #include "checkpoint/convert/target.h"
 #include "checkpoint/file.h"
 #include "checkpoint/formats/streamed_file.h"
+#include "checkpoint/lineage.h"
 #include "checkpoint/manifest.h"
 #include "kernels/base/error.h"
 
@@ -124,7 +124,9 @@ std::vector<fs::path> steps_of_run(const fs::path& path) {
   std::error_code error;
   std::vector<fs::path> paths;
   if (!fs::is_directory(path, error) || fs::exists(path / manifest_name, error)) return paths;
-  for (const StepFolder& step : list_steps(path)) paths.push_back(step.path);
+  const StepListing listing = list_committed(path);
+  for (const CommittedStep& step : listing.steps) paths.push_back(step.path);
+  for (const UnreadableStep& step : listing.unreadable) paths.push_back(step.path);
   return paths;
 }
 

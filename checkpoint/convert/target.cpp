@@ -23,12 +23,20 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::string_view partial_suffix = ".partial-";
-// What replace_folder calls the old one where there is no atomic exchange.
+// What the old one is called meanwhile where there is no atomic exchange.
 constexpr std::string_view aside_suffix = ".removed-0000000000000000";
 
 std::string random_id() {
   std::random_device random;
   return to_hex((static_cast<std::uint64_t>(random()) << 32) | random());
+}
+
+// The old one goes when the fresh one is in its place for good.
+void replace_folder(const fs::path& fresh, const fs::path& old) {
+  const fs::path aside = old.string() + std::string(aside_suffix);
+  const fs::path replaced = exchange_folders(fresh, old, aside);
+  sync_folder(fs::absolute(old).parent_path());
+  remove_tree(replaced);
 }
 
 bool present(const fs::path& path) {
