@@ -129,7 +129,7 @@ struct VerifyCommand {
  private:
   // Every step of a folder of steps.
   [[nodiscard]] std::vector<std::filesystem::path> paths() const {
-    const std::vector<std::filesystem::path> steps = checkpoint::steps_of_run(path);
+    std::vector<std::filesystem::path> steps = checkpoint::steps_of_run(path);
     if (!steps.empty()) return steps;
     return {path};
   }
