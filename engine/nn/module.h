@@ -95,7 +95,7 @@ class Module {
 
   // Calls of the module, through its handle, keep their arguments for backward and no more, and run
   // again there: recompute() around each. The arguments are copied.
-  void set_recompute(std::optional<RecomputeOptions> options) { recompute_ = options; }
+  void set_recompute(std::optional<RecomputeOptions> options) { recompute_ = std::move(options); }
   [[nodiscard]] const std::optional<RecomputeOptions>& recompute_options() const {
     return recompute_;
   }
