@@ -15,13 +15,8 @@ namespace tessera::checkpoint::formats {
 
 const std::vector<Format>& formats() {
   static const std::vector<Format> list = {
-      sharded_format(),
-      full_format(),
-      dcp_format(),
-      deepspeed_format(),
-      hugging_face_format(),
-      torch_format(),
-      llmc_format(),
+      sharded_format(),      full_format(),  dcp_format(),  deepspeed_format(),
+      hugging_face_format(), torch_format(), llmc_format(),
   };
   return list;
 }
