@@ -85,7 +85,7 @@ RecipeKey key(std::string name, Access access, std::string help, Range range = {
 
 // A key whose value is a number of bytes, as "5GB" or 5000000000.
 template <class Access>
-RecipeKey byte_count(std::string name, Access access, std::string help) {
+RecipeKey byte_count(const std::string& name, Access access, std::string help) {
   RecipeKey row;
   row.name = name;
   row.type = "bytes, as 5GB";

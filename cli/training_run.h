@@ -77,7 +77,7 @@ class TrainingRun {
     return recipe_.checkpoint.dir && recipe_.checkpoint.every > 0;
   }
   [[nodiscard]] std::map<std::string, std::string> files_beside_weights() const;
-  std::vector<std::string> note_saved(checkpoint::Saved saved, const std::string& how);
+  std::vector<std::string> note_saved(const checkpoint::Saved& saved, const std::string& how);
   bool resume_restarted(std::vector<std::string>& notes);
   // The step's folder, or nothing when there is none.
   std::optional<std::string> resume_newest(const std::string& dir, const checkpoint::Search& search,

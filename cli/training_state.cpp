@@ -245,7 +245,8 @@ std::vector<std::string> TrainingRun::save(std::optional<double> valid_loss) {
   return notes;
 }
 
-std::vector<std::string> TrainingRun::note_saved(checkpoint::Saved saved, const std::string& how) {
+std::vector<std::string> TrainingRun::note_saved(const checkpoint::Saved& saved,
+                                                 const std::string& how) {
   line_ = saved.line;
   std::vector<std::string> notes{"saved " + saved.path + how};
   for (const std::string& warning : saved.warnings) {

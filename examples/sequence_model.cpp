@@ -217,6 +217,7 @@ void train(const std::filesystem::path& folder, std::int64_t steps, bool on_gpu)
   const ts::data::TensorLoader loader(progressions(false),
                                       {.batch_size = batch_size, .shuffle = true});
   BatchStream batches(context.prepare(loader), first_step * micro_batches);
+  ts::AsyncSaver saver(context, model, optimizer);  // after the model: it goes first
   for (std::int64_t step = first_step; step < steps; ++step) {
     const double loss = context.mean(accumulate_gradients(*net, model, batches));
     const double norm = model.clip_grad_norm(1.0);
@@ -226,9 +227,9 @@ void train(const std::filesystem::path& folder, std::int64_t steps, bool on_gpu)
     const std::int64_t done = step + 1;
     if (context.is_main())
       std::printf("step %d loss %.9g norm %.9g\n", static_cast<int>(done), loss, norm);
-    if (done % save_every == 0 || done == steps)
-      ts::save(context, folder, model, optimizer, {.step = done, .keep = 2});
+    if (done % save_every == 0 || done == steps) saver.save(folder, {.step = done, .keep = 2});
   }
+  saver.wait();
 
   const ts::data::TensorLoader unseen(progressions(true), {.batch_size = batch_size});
   const double right = accuracy(*net, model, unseen);

@@ -53,7 +53,7 @@ class Convert : public ::testing::Test {
   // A Hugging Face folder of one file, with these tensors of [2, 3].
   fs::path hugging_face(const std::vector<std::string>& names, const std::string& config = "{}",
                         const std::vector<float>& values = {1, 2, 3, 4, 5, 6}) {
-    const fs::path folder = *this / "hf";
+    fs::path folder = *this / "hf";
     fs::create_directories(folder);
     std::vector<TensorToWrite> tensors;
     for (const std::string& name : names) {
@@ -94,9 +94,10 @@ TEST_F(Convert, AFullFolderIsWhatASaveWrites) {
   }
 }
 
+// The one committed last, whatever its number: what `auto` goes on with.
 TEST_F(Convert, TakesTheNewestStepOfARun) {
+  save_version(*this / "run", 5);
   save_step(StateDictType::full);
-  save_version(*this / "run", 3);
   fs::create_directory(*this / "run" / "step-9");  // no manifest: not committed
   const ConvertReport report = convert_to(*this / "run", *this / "out", "full");
   EXPECT_EQ(report.source, (*this / "run" / "step-4").string());
@@ -265,11 +266,10 @@ TEST_F(Convert, SourceAndTargetAreApart) {
 
 TEST_F(Convert, DamageIsFoundAndCosted) {
   const fs::path step = save_step(StateDictType::full);
-  const fs::path file = step / "optimizer.safetensors";
+  const fs::path file = step / "model.safetensors";
   std::string bytes = read_all(file);
   bytes.back() = static_cast<char>(bytes.back() ^ 1);
   write_all(file, bytes);
-  // The whole file is one chunk, its header in it.
   EXPECT_TRUE(has(error_of([&] { convert_to(step, *this / "out", "hf"); }), "is damaged"));
   EXPECT_FALSE(fs::exists(*this / "out"));
 }

@@ -55,7 +55,7 @@ class Damage : public ::testing::TestWithParam<StateDictType> {
 
   // verify and load both refuse, naming the file.
   std::string expect_refused(const fs::path& file) {
-    const std::string text = error_of([&] { verify(step_); });
+    std::string text = error_of([&] { verify(step_); });
     EXPECT_TRUE(has(text, file.string()));
     EXPECT_TRUE(has(error_of([&] { load_small(step_); }), file.string()));
     return text;

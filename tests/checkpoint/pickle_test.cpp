@@ -30,7 +30,7 @@ Pickle read(const std::string& bytes) {
 }
 
 std::string pickle_refusal(const std::string& bytes) {
-  const std::string message = error_of([&] { read(bytes); });
+  std::string message = error_of([&] { read(bytes); });
   EXPECT_TRUE(has(message, "'f'"));
   EXPECT_TRUE(has(message, "nothing of it was executed"));
   return message;

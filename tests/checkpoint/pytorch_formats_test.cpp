@@ -112,7 +112,7 @@ TEST(PyTorchFormats, WriteWhatTheyRead) {
 
 // Copies a fixture to where it can be damaged.
 fs::path copy_of(const std::string& name, const TemporaryFolder& folder) {
-  const fs::path path = folder.path() / name;
+  fs::path path = folder.path() / name;
   fs::copy(fixture(name), path, fs::copy_options::recursive);
   return path;
 }

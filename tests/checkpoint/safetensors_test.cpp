@@ -37,7 +37,7 @@ SafetensorsHeader parse(const std::string& file) {
 }
 
 std::string refusal(const std::string& file) {
-  const std::string text = error_of([&] { parse(file); });
+  std::string text = error_of([&] { parse(file); });
   EXPECT_TRUE(has(text, "'f'"));
   return text;
 }

@@ -25,7 +25,7 @@ ZipDirectory directory_of(const std::string& archive) {
 }
 
 std::string zip_refusal(const std::string& archive) {
-  const std::string message = error_of([&] { directory_of(archive); });
+  std::string message = error_of([&] { directory_of(archive); });
   EXPECT_TRUE(has(message, "'f'"));
   return message;
 }

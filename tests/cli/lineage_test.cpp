@@ -7,7 +7,6 @@ namespace {
 namespace fs = std::filesystem;
 using testing::Ended;
 using testing::launched;
-using testing::losses_in;
 using testing::metrics_in;
 using testing::Program;
 using testing::run_program;

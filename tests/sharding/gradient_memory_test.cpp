@@ -13,9 +13,9 @@ namespace {
 
 constexpr std::int64_t wide = 2048;
 constexpr std::int64_t layers = 3;
-constexpr int world = 2;
+constexpr int two_ranks = 2;
 // Large enough to be pages of their own.
-constexpr std::size_t shard_bytes = 4 * (std::size_t{wide} * wide + wide) / world;
+constexpr std::size_t shard_bytes = 4 * (std::size_t{wide} * wide + wide) / two_ranks;
 
 class BroadLayerImpl : public nn::Module {
  public:
@@ -67,7 +67,7 @@ std::vector<std::vector<double>> gradients_of(const ShardedModel& model) {
 }
 
 TEST(GradientMemory, IsHeldFromTheReductionToTheNextForward) {
-  launch(world, [](Context& context) {
+  launch(two_ranks, [](Context& context) {
     manual_seed(3);
     BroadModel net;
     ShardedModel model = fully_shard(net, context, by_layer(Strategy::full_shard));
@@ -90,7 +90,7 @@ TEST(GradientMemory, IsHeldFromTheReductionToTheNextForward) {
 TEST(GradientMemory, GivesTheSameGradientsEachTime) {
   for (const Strategy strategy :
        {Strategy::no_shard, Strategy::shard_grad_op, Strategy::full_shard}) {
-    launch(world, [&](Context& context) {
+    launch(two_ranks, [&](Context& context) {
       manual_seed(3);
       BroadModel net;
       ShardedModel model = fully_shard(net, context, by_layer(strategy));
@@ -113,7 +113,7 @@ TEST(GradientMemory, GivesTheSameGradientsEachTime) {
 
 // The pages of a forward's activations become those of the gradients, and the other way round.
 TEST(GradientMemory, NoMoreIsHeldThanIsInUseAtOnce) {
-  launch(world, [](Context& context) {
+  launch(two_ranks, [](Context& context) {
     manual_seed(3);
     BroadModel net;
     ShardedModel model = fully_shard(net, context, by_layer(Strategy::full_shard));

@@ -17,7 +17,7 @@ class FourSegmentsImpl : public nn::Module {
   explicit FourSegmentsImpl(bool all_frozen) {
     const auto make = [&](const char* name, DType dtype, bool frozen) {
       const nn::ParameterDTypeGuard guard(dtype);
-      const nn::Linear layer = register_module(name, nn::Linear(toy_width, toy_width));
+      nn::Linear layer = register_module(name, nn::Linear(toy_width, toy_width));
       if (frozen) freeze(*layer);
       return layer;
     };
