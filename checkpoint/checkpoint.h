@@ -10,6 +10,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -112,6 +113,13 @@ void load(comm::Communicator& communicator, const std::string& step_folder, Stat
 // and no reason to fall back.
 std::optional<Found> load_latest(comm::Communicator& communicator, const std::string& dir,
                                  State& state, LoadParts parts = LoadParts::everything,
+                                 const Search& search = {});
+
+// The same with a state that is made when there is a step to load, and not where there is none: an
+// optimizer's takes memory.
+std::optional<Found> load_latest(comm::Communicator& communicator, const std::string& dir,
+                                 const std::function<State&()>& state,
+                                 LoadParts parts = LoadParts::everything,
                                  const Search& search = {});
 
 // Where the saves of a run that begins now belong, and what it should be told of the folder.

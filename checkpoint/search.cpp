@@ -177,10 +177,17 @@ std::optional<Found> find_latest(comm::Communicator& communicator, const std::st
 
 std::optional<Found> load_latest(comm::Communicator& communicator, const std::string& dir,
                                  State& state, LoadParts parts, const Search& search) {
+  return load_latest(
+      communicator, dir, [&state]() -> State& { return state; }, parts, search);
+}
+
+std::optional<Found> load_latest(comm::Communicator& communicator, const std::string& dir,
+                                 const std::function<State&()>& state, LoadParts parts,
+                                 const Search& search) {
   Scalars scalars;
   auto found = walk(communicator, dir, search,
-                    [&](const std::string& path) { scalars = load_pieces(path, state, parts); });
-  if (found) state.scalars = std::move(scalars);
+                    [&](const std::string& path) { scalars = load_pieces(path, state(), parts); });
+  if (found) state().scalars = std::move(scalars);
   return found;
 }
 

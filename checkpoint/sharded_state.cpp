@@ -118,12 +118,16 @@ std::optional<checkpoint::Found> latest(const Context& context, const std::strin
 std::optional<Loaded> load_latest(const Context& context, const std::string& folder,
                                   const ShardedModel& model, optim::Optimizer& optimizer,
                                   const checkpoint::Search& search) {
-  checkpoint::State state = checkpoint::state_of(model, &optimizer, Direction::load);
-  auto found = checkpoint::load_latest(context.communicator(), folder, state,
+  std::optional<checkpoint::State> state;
+  const auto made = [&]() -> checkpoint::State& {
+    if (!state) state = checkpoint::state_of(model, &optimizer, Direction::load);
+    return *state;
+  };
+  auto found = checkpoint::load_latest(context.communicator(), folder, made,
                                        checkpoint::LoadParts::everything, search);
   if (!found) return std::nullopt;
-  checkpoint::take_step_counts(state.scalars, found->path, optimizer);
-  return Loaded{std::move(*found), state.scalars};
+  checkpoint::take_step_counts(made().scalars, found->path, optimizer);
+  return Loaded{std::move(*found), made().scalars};
 }
 
 }  // namespace tessera

@@ -41,6 +41,7 @@ struct ConvertCommand {
   [[nodiscard]] int run() const {
     ConvertOptions options = convert_options();
     JsonReport output(json);
+    const SignalThread signals;
     const InterruptionWatch watch;
     options.stop = [] { return InterruptionWatch::signal() != 0; };
     try {

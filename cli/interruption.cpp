@@ -1,57 +1,108 @@
-// Signal handlers for InterruptionWatch and SaveRequests.
+// The thread that takes a run's signals.
 #include "cli/interruption.h"
 
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <csignal>
+#include <cstdint>
+
+#include "kernels/base/error.h"
 
 namespace tessera::cli {
 namespace {
 
-// The things that a signal handler may write to.
-volatile std::sig_atomic_t noted_signal = 0;
-volatile std::sig_atomic_t noted_requests = 0;
+// A process has its signals once, so this is the process's.
+std::atomic<bool> notes_signals{false};
+std::atomic<int> noted_signal{0};
+std::atomic<int> noted_requests{0};
 
-extern "C" void note_signal(int number) {
-  if (noted_signal != 0) {
-    std::signal(number, SIG_DFL);
-    std::raise(number);
+sigset_t taken_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) sigaddset(&set, number);
+  struct sigaction hangup {};
+  if (::sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler == SIG_IGN) {
+    sigdelset(&set, SIGHUP);
   }
-  noted_signal = number;
+  return set;
 }
 
-extern "C" void note_request(int) {
-  noted_requests = noted_requests + 1;
+// As if nobody had taken it.
+void end_by(int number) {
+  std::signal(number, SIG_DFL);
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, number);
+  ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+  (void)::raise(number);
+}
+
+void take(int number) {
+  if (number == SIGUSR1) {
+    ++noted_requests;
+    return;
+  }
+  if (!notes_signals || noted_signal.exchange(number) != 0) end_by(number);
+}
+
+void take_signals(int signals, int end) {
+  for (;;) {
+    pollfd ready[] = {{signals, POLLIN, 0}, {end, POLLIN, 0}};
+    if (::poll(ready, 2, -1) < 0) continue;  // EINTR: nothing else can happen to two descriptors
+    signalfd_siginfo information;
+    while (::read(signals, &information, sizeof information) == sizeof information) {
+      take(static_cast<int>(information.ssi_signo));
+    }
+    if ((ready[1].revents & POLLIN) != 0) return;
+  }
 }
 
 }  // namespace
 
+SignalThread::SignalThread() {
+  noted_requests = 0;
+  const sigset_t set = taken_signals();
+  signals_ = ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+  end_ = ::eventfd(0, EFD_CLOEXEC);
+  if (signals_ == -1 || end_ == -1) {
+    if (signals_ != -1) ::close(signals_);
+    fail(ErrorCode::runtime,
+         "no descriptor for signals: raise the limit of open files (ulimit -n)");
+  }
+  ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  thread_ = std::thread(take_signals, signals_, end_);
+}
+
+SignalThread::~SignalThread() {
+  const std::uint64_t one = 1;
+  while (::write(end_, &one, sizeof one) == -1) {
+  }
+  thread_.join();
+  ::close(signals_);
+  ::close(end_);
+  const sigset_t set = taken_signals();
+  ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+}
+
 InterruptionWatch::InterruptionWatch() {
   noted_signal = 0;
-  std::signal(SIGINT, note_signal);
-  std::signal(SIGTERM, note_signal);
-  hangup_ = std::signal(SIGHUP, note_signal) != SIG_IGN;
-  if (!hangup_) std::signal(SIGHUP, SIG_IGN);
+  notes_signals = true;
 }
 
 InterruptionWatch::~InterruptionWatch() {
-  std::signal(SIGINT, SIG_DFL);
-  std::signal(SIGTERM, SIG_DFL);
-  if (hangup_) std::signal(SIGHUP, SIG_DFL);
+  notes_signals = false;
 }
 
 int InterruptionWatch::signal() {
   return noted_signal;
 }
 
-SaveRequests::SaveRequests() {
-  noted_requests = 0;
-  std::signal(SIGUSR1, note_request);
-}
-
-SaveRequests::~SaveRequests() {
-  std::signal(SIGUSR1, SIG_DFL);
-}
-
-int SaveRequests::count() {
+int requested_saves() {
   return noted_requests;
 }
 

@@ -2,10 +2,32 @@
 // leaves with 128 + signal; SIGUSR1 asks for a save, and the run goes on.
 #pragma once
 
+#include <thread>
+
 namespace tessera::cli {
 
-// While it lives, the first SIGINT, SIGTERM or SIGHUP is only noted; a second one ends the process
-// at once. A SIGHUP that is ignored already (nohup) stays ignored.
+// Takes these signals on a thread of its own while it lives. No handler may run on a thread that
+// computes: oneDNN 2.6's products for AVX-512 keep values where the kernel puts a handler's frame,
+// and a signal in the middle of one destroys them (the heap, more often than not). Make it before
+// the process has other threads; those made later inherit that they are left alone.
+//
+// By itself it changes nothing for the first three: they end the process. A SIGHUP that is ignored
+// already (nohup) stays ignored.
+class SignalThread {
+ public:
+  SignalThread();
+  ~SignalThread();
+  SignalThread(const SignalThread&) = delete;
+  SignalThread& operator=(const SignalThread&) = delete;
+
+ private:
+  int signals_ = -1;  // a signalfd
+  int end_ = -1;      // an eventfd
+  std::thread thread_;
+};
+
+// While it lives, beside a SignalThread, the first SIGINT, SIGTERM or SIGHUP is only noted; a
+// second one ends the process at once.
 class InterruptionWatch {
  public:
   InterruptionWatch();
@@ -15,20 +37,10 @@ class InterruptionWatch {
 
   // The signal that came, or 0.
   [[nodiscard]] static int signal();
-
- private:
-  bool hangup_ = false;  // whether SIGHUP is watched
 };
 
-// While it lives, SIGUSR1 is counted: a batch system's warning (Slurm's --signal=USR1@60).
-class SaveRequests {
- public:
-  SaveRequests();
-  ~SaveRequests();
-  SaveRequests(const SaveRequests&) = delete;
-  SaveRequests& operator=(const SaveRequests&) = delete;
-
-  [[nodiscard]] static int count();
-};
+// How often SIGUSR1 has come since the SignalThread began: a batch system's warning (Slurm's
+// --signal=USR1@60).
+int requested_saves();
 
 }  // namespace tessera::cli

@@ -24,7 +24,7 @@ struct TrainCommand {
   std::string device;
 
   [[nodiscard]] int run() const {
-    const SaveRequests requests;  // from the first moment: by itself the signal would end the run
+    const SignalThread signals;
     std::vector<std::string> settings = overrides;
     if (!device.empty()) settings.push_back("train.device=" + device);
     const Recipe recipe = load_recipe(file, settings);

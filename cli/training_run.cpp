@@ -244,7 +244,7 @@ void TrainingRun::agree(StepMetrics& metrics, double loss) {
                   peak_bytes(),
                   cached_bytes(),
                   InterruptionWatch::signal(),
-                  SaveRequests::count(),
+                  requested_saves(),
                   saver_ && saver_->failed() ? 1 : 0};
   std::string bytes(sizeof mine, '\0');
   std::memcpy(bytes.data(), &mine, sizeof mine);

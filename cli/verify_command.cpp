@@ -106,6 +106,7 @@ struct VerifyCommand {
 
   [[nodiscard]] int run() const {
     JsonReport output(json);
+    const SignalThread signals;
     const InterruptionWatch watch;
     std::vector<Verdict> verdicts;
     try {

@@ -220,7 +220,9 @@ constexpr std::uint64_t zip_alignment = 64;
 constexpr std::uint64_t wide_limit = 0xffffffff;  // from here on numbers need ZIP64
 
 void put_number(std::string& out, std::uint64_t value, int width) {
-  for (int i = 0; i < width; ++i) out += static_cast<char>((value >> (8 * i)) & 0xff);
+  for (int i = 0; i < width; ++i) {
+    out += static_cast<char>(i < 8 ? (value >> (8 * i)) & 0xff : 0);
+  }
 }
 
 std::uint64_t header_of(const ZipPlan& record) {
