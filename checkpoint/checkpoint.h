@@ -115,8 +115,8 @@ std::optional<Found> load_latest(comm::Communicator& communicator, const std::st
                                  State& state, LoadParts parts = LoadParts::everything,
                                  const Search& search = {});
 
-// The same with a state that is made when there is a step to load, and not where there is none: an
-// optimizer's takes memory.
+// The same with a state that is asked for, once, when there is a step to load, and not where there
+// is none: an optimizer's takes memory.
 std::optional<Found> load_latest(comm::Communicator& communicator, const std::string& dir,
                                  const std::function<State&()>& state,
                                  LoadParts parts = LoadParts::everything,

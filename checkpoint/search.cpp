@@ -99,13 +99,15 @@ std::string damage_of(const std::function<void()>& work) {
 }
 
 std::optional<Found> walk(comm::Communicator& communicator, const std::string& dir,
-                          const Search& search,
+                          const Search& search, const std::function<void()>& prepare,
                           const std::function<void(const std::string& path)>& use) {
   const std::string doing = fmt::format("looking for checkpoints in '{}'", dir);
   const auto messages = together(communicator, doing, [&] {
     return communicator.rank() == 0 ? list_candidates(dir, search) : std::string();
   });
   const json listed = json::parse(messages.front());
+  // By the rank's own thread, whose pool counts what is made.
+  if (!listed.at("steps").empty()) prepare();
   Found found;
   found.skipped = listed.at("skipped").get<std::vector<std::string>>();
   for (const json& candidate : listed.at("steps")) {
@@ -169,10 +171,12 @@ Start look(const fs::path& dir, const std::string& from) {
 
 std::optional<Found> find_latest(comm::Communicator& communicator, const std::string& dir,
                                  const Search& search) {
-  return walk(communicator, dir, search, [&](const std::string& path) {
-    verify_share(path, static_cast<std::size_t>(communicator.rank()),
-                 static_cast<std::size_t>(communicator.size()));
-  });
+  return walk(
+      communicator, dir, search, [] {},
+      [&](const std::string& path) {
+        verify_share(path, static_cast<std::size_t>(communicator.rank()),
+                     static_cast<std::size_t>(communicator.size()));
+      });
 }
 
 std::optional<Found> load_latest(comm::Communicator& communicator, const std::string& dir,
@@ -184,10 +188,12 @@ std::optional<Found> load_latest(comm::Communicator& communicator, const std::st
 std::optional<Found> load_latest(comm::Communicator& communicator, const std::string& dir,
                                  const std::function<State&()>& state, LoadParts parts,
                                  const Search& search) {
+  State* made = nullptr;
   Scalars scalars;
-  auto found = walk(communicator, dir, search,
-                    [&](const std::string& path) { scalars = load_pieces(path, state(), parts); });
-  if (found) state().scalars = std::move(scalars);
+  auto found = walk(
+      communicator, dir, search, [&] { made = &state(); },
+      [&](const std::string& path) { scalars = load_pieces(path, *made, parts); });
+  if (found) made->scalars = std::move(scalars);
   return found;
 }
 

@@ -119,15 +119,15 @@ std::optional<Loaded> load_latest(const Context& context, const std::string& fol
                                   const ShardedModel& model, optim::Optimizer& optimizer,
                                   const checkpoint::Search& search) {
   std::optional<checkpoint::State> state;
-  const auto made = [&]() -> checkpoint::State& {
-    if (!state) state = checkpoint::state_of(model, &optimizer, Direction::load);
-    return *state;
-  };
-  auto found = checkpoint::load_latest(context.communicator(), folder, made,
-                                       checkpoint::LoadParts::everything, search);
+  auto found = checkpoint::load_latest(
+      context.communicator(), folder,
+      [&]() -> checkpoint::State& {
+        return state.emplace(checkpoint::state_of(model, &optimizer, Direction::load));
+      },
+      checkpoint::LoadParts::everything, search);
   if (!found) return std::nullopt;
-  checkpoint::take_step_counts(made().scalars, found->path, optimizer);
-  return Loaded{std::move(*found), made().scalars};
+  checkpoint::take_step_counts(state->scalars, found->path, optimizer);
+  return Loaded{std::move(*found), state->scalars};
 }
 
 }  // namespace tessera
