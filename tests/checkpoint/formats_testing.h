@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,9 @@
 namespace tessera::checkpoint::testing {
 
 inline fs::path fixture(const std::string& name) {
-  return fs::path(std::getenv("TESSERA_SOURCE_DIR")) / "tests/checkpoint/fixtures" / name;
+  const char* const source = std::getenv("TESSERA_SOURCE_DIR");
+  if (source == nullptr) throw std::runtime_error("set TESSERA_SOURCE_DIR, as CTest does");
+  return fs::path(source) / "tests/checkpoint/fixtures" / name;
 }
 
 struct FoundTensor {
