@@ -7,7 +7,8 @@ file(GLOB_RECURSE tessera_kernel_sources CONFIGURE_DEPENDS
      ${PROJECT_SOURCE_DIR}/kernels/base/*.cpp ${PROJECT_SOURCE_DIR}/kernels/cpu/*.cpp)
 file(GLOB_RECURSE tessera_core_sources CONFIGURE_DEPENDS
      ${PROJECT_SOURCE_DIR}/engine/*.cpp ${PROJECT_SOURCE_DIR}/sharding/*.cpp
-     ${PROJECT_SOURCE_DIR}/checkpoint/*.cpp ${PROJECT_SOURCE_DIR}/models/*.cpp)
+     ${PROJECT_SOURCE_DIR}/checkpoint/*.cpp ${PROJECT_SOURCE_DIR}/tokenizers/*.cpp
+     ${PROJECT_SOURCE_DIR}/models/*.cpp ${PROJECT_SOURCE_DIR}/tasks/*.cpp)
 file(GLOB_RECURSE tessera_cuda_sources CONFIGURE_DEPENDS
      ${PROJECT_SOURCE_DIR}/kernels/cuda/*.cpp ${PROJECT_SOURCE_DIR}/kernels/cuda/*.cu
      ${PROJECT_SOURCE_DIR}/engine/cuda/*.cpp ${PROJECT_SOURCE_DIR}/sharding/comm/nccl/*.cpp)

@@ -1,9 +1,20 @@
-// The byte tokenizer.
+// What tokenizers have in common, and the byte tokenizer.
 #include "engine/data/tokenizer.h"
+
+#include <utility>
 
 #include "kernels/base/error.h"
 
 namespace tessera {
+
+std::vector<std::int32_t> Tokenizer::encode_sequence(std::string_view text,
+                                                     std::int64_t max_length) const {
+  std::vector<std::int32_t> ids = encode(text);
+  if (max_length > 0 && std::cmp_greater(ids.size(), max_length)) {
+    ids.resize(static_cast<std::size_t>(max_length));
+  }
+  return ids;
+}
 
 std::vector<std::int32_t> ByteTokenizer::encode(std::string_view text) const {
   std::vector<std::int32_t> ids(text.size());

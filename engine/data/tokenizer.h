@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,7 +16,18 @@ class Tokenizer {
   virtual ~Tokenizer() = default;
   [[nodiscard]] virtual std::string_view name() const = 0;
   [[nodiscard]] virtual std::int64_t vocabulary_size() const = 0;
+  // The text's tokens, no special ones put around them. Any bytes are taken: what is no UTF-8 is
+  // read as its replacement character by tokenizers that know characters.
   [[nodiscard]] virtual std::vector<std::int32_t> encode(std::string_view text) const = 0;
+  // What a model of sentences sees: with the special tokens of the tokenizer's template around it
+  // ([CLS] .. [SEP], <s> .. </s>), the text cut so that all together are at most max_length tokens
+  // (0: no limit).
+  [[nodiscard]] virtual std::vector<std::int32_t> encode_sequence(std::string_view text,
+                                                                  std::int64_t max_length) const;
+  // What sequences are filled up with.
+  [[nodiscard]] virtual std::int32_t padding_id() const { return 0; }
+  // The token that ends a text, where there is one.
+  [[nodiscard]] virtual std::optional<std::int32_t> end_of_text() const { return {}; }
   // Throws Error(data) for an id outside the vocabulary.
   [[nodiscard]] virtual std::string decode(std::span<const std::int32_t> ids) const = 0;
 };

@@ -9,7 +9,7 @@ import sys
 
 SHOW_CODE = ("README.md", "docs/cpp-api.md")
 QUOTES_MESSAGES = "docs/troubleshooting.md"
-SPEAKERS = ("checkpoint", "cli", "engine", "kernels", "models", "sharding")
+SPEAKERS = ("checkpoint", "cli", "engine", "kernels", "models", "sharding", "tasks", "tokenizers")
 
 
 def unsaid(root):

@@ -13,8 +13,8 @@ import re
 import sys
 
 # From the ground up. `tessera` is the one header that users include; bench and cli share the top floor.
-FLOORS = {"kernels": 0, "engine": 1, "emulator": 1, "sharding": 2, "checkpoint": 3, "models": 4, "tessera": 5,
-          "cli": 6, "bench": 6}
+FLOORS = {"kernels": 0, "engine": 1, "emulator": 1, "sharding": 2, "checkpoint": 3, "tokenizers": 4,
+          "models": 5, "tasks": 6, "tessera": 7, "cli": 8, "bench": 8}
 FREE = ("tests", "examples")  # may include any floor
 # The emulated GPU belongs to the tests. Kernels reach it in two headers, where nvcc does not compile them.
 EMULATOR_GATES = (os.path.join("kernels", "cuda", "gpu.h"), os.path.join("kernels", "cuda", "launch.h"))
@@ -29,7 +29,7 @@ MACHINE_PATH = re.compile(r"(?<![\w.$}~])/(?:work|root|home|Users)" + r"/[\w.-]+
 # The one file that starts kernels: launches elsewhere would be invisible to the access checker.
 LAUNCHER = os.path.join("kernels", "cuda", "launch.h")
 # What headers above the engine must not show: CUDA's and NCCL's headers and types, and our own headers with them.
-FLOORS_WITHOUT_CUDA = ("sharding", "checkpoint", "models", "cli")
+FLOORS_WITHOUT_CUDA = ("sharding", "checkpoint", "tokenizers", "models", "tasks", "cli")
 CUDA_HEADER = re.compile(r"^(?:cuda\w*\.h|cuda/.*|cublas\w*\.h|cudnn\w*\.h|nccl\w*\.h|nvtx3/.*"
                          r"|(?:kernels|engine)/cuda/.*)$")
 CUDA_TYPE = re.compile(r"\b(?:(?:cuda|cublas|cudnn|nccl)[A-Z]\w*_t|CU(?:stream|event|device|context)|ncclUniqueId"
@@ -74,7 +74,7 @@ def include_error(root, path, quote, target):
         return None if allowed else f"{target} is for tests: nothing that is delivered includes the emulator"
     if FLOORS[target_floor] > FLOORS[source_floor]:
         return (f"{source_floor} includes {target}, which is on a floor above "
-                "(kernels < engine < sharding < checkpoint < models < cli, bench)")
+                "(kernels < engine < sharding < checkpoint < tokenizers < models < tasks < cli, bench)")
     return None
 
 

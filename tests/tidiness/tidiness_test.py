@@ -13,7 +13,7 @@ class Tidiness(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
         self.addCleanup(self.folder.cleanup)
-        for floor in ("kernels", "engine", "sharding", "checkpoint", "models", "cli"):
+        for floor in ("kernels", "engine", "sharding", "checkpoint", "tokenizers", "models", "tasks", "cli"):
             self.write(f"{floor}/{floor}.h", HEADER)
 
     def write(self, path, text):
@@ -36,7 +36,7 @@ class Tidiness(unittest.TestCase):
         self.assertEqual(self.errors(), [])
 
     def test_every_upward_include_is_found(self):
-        floors = ("kernels", "engine", "sharding", "checkpoint", "models", "cli")
+        floors = ("kernels", "engine", "sharding", "checkpoint", "tokenizers", "models", "tasks", "cli")
         for low, source in enumerate(floors):
             for high, target in enumerate(floors):
                 for left, right in ('""', "<>"):
@@ -90,7 +90,7 @@ class Tidiness(unittest.TestCase):
         uses = ["#include " + name for name in includes]
         uses += ["cudaStream_t stream;", "std::vector<cudaEvent_t> events;", "struct ncclComm* a; ncclComm_t b;",
                  "CUstream stream;", "void f(const ncclUniqueId& id);", "__nv_bfloat16 x;"]
-        for floor in ("sharding", "checkpoint", "models", "cli"):
+        for floor in ("sharding", "checkpoint", "tokenizers", "models", "tasks", "cli"):
             for use in uses:
                 self.write(f"{floor}/a.h", HEADER + use + "\n")
                 self.assert_one_error(f"{floor}/a.h:3:", "CUDA")
@@ -120,7 +120,8 @@ class Tidiness(unittest.TestCase):
         self.write("tests/cuda/a_test.cpp", "// A test.\n" + include)
         self.write("emulator/device/warp.h", HEADER + include + '#include "kernels/kernels.h"\n')
         self.assertEqual(self.errors(), [])
-        for floor in ("kernels", "kernels/cuda", "engine", "sharding", "checkpoint", "models", "cli", "bench"):
+        for floor in ("kernels", "kernels/cuda", "engine", "sharding", "checkpoint", "tokenizers", "models", "tasks",
+                      "cli", "bench"):
             self.write(f"{floor}/user.cpp", "// A file.\n" + include)
             self.assert_one_error(f"{floor}/user.cpp:2:", "for tests")
             self.write(f"{floor}/user.cpp", "// A file.\n")

@@ -1,0 +1,39 @@
+// What every model with a Hugging Face configuration offers to the program: its configuration, and
+// the names that its tensors have in Hugging Face folders. A model is an ordinary module; nothing
+// below this floor knows it.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "engine/nn/module.h"
+#include "kernels/base/dtype.h"
+
+namespace tessera::models {
+
+// How a folder that transformers saved may name a model's tensors.
+struct HuggingFaceNames {
+  // The names that a parameter may have in a file, the most usual first.
+  std::vector<std::string> (*aliases)(const std::string& name);
+  // Tensors in a file that are not parameters (masks, frequencies, the copy of a tied head); a '#'
+  // stands for digits (checkpoint::matches_name).
+  std::vector<std::string> ignored;
+};
+
+class Model : public nn::Module {
+ public:
+  // Hugging Face's config.json for weights stored as `weights`. The registry's functions read it
+  // back; keys of the original configuration that this model has no use for are kept.
+  [[nodiscard]] virtual nlohmann::json config(DType weights = float32) const = 0;
+  [[nodiscard]] virtual HuggingFaceNames hugging_face_names() const = 0;
+
+  // The class of the repeated layer: TRANSFORMER_BASED_WRAP's default.
+  [[nodiscard]] virtual std::string layer_class() const = 0;
+  [[nodiscard]] virtual std::int64_t vocabulary() const = 0;
+  // The longest sequence that forward() takes.
+  [[nodiscard]] virtual std::int64_t positions() const = 0;
+};
+
+}  // namespace tessera::models
