@@ -81,8 +81,13 @@ void MetricsWriter::write(const StepMetrics& metrics) {
   append(to_json_line(metrics) + "\n", metrics.step);
 }
 
-void MetricsWriter::write_valid_loss(std::int64_t step, double loss) {
-  append(fmt::format("{{\"step\": {}, \"valid_loss\": {}}}\n", step, number(loss)), step);
+void MetricsWriter::write_evaluation(std::int64_t step,
+                                     const std::vector<std::pair<std::string, double>>& numbers) {
+  std::string line = fmt::format("{{\"step\": {}", step);
+  for (const auto& [name, value] : numbers) {
+    line += fmt::format(", \"{}\": {}", name, number(value));
+  }
+  append(line + "}\n", step);
 }
 
 void MetricsWriter::append(const std::string& line, std::int64_t step) {

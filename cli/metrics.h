@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace tessera::cli {
 
@@ -44,7 +46,8 @@ class MetricsWriter {
   // Throws Error(runtime) when the file system refuses (a full disk).
   void write(const StepMetrics& metrics);
   // {"step": 50, "valid_loss": 1.25}: a line of its own behind the step's.
-  void write_valid_loss(std::int64_t step, double loss);
+  void write_evaluation(std::int64_t step,
+                        const std::vector<std::pair<std::string, double>>& numbers);
 
  private:
   void append(const std::string& line, std::int64_t step);

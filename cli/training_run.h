@@ -12,12 +12,11 @@
 #include "checkpoint/async_save.h"
 #include "cli/metrics.h"
 #include "cli/recipe.h"
-#include "engine/data/samples.h"
 #include "engine/optim/optimizer.h"
 #include "engine/optim/schedule.h"
-#include "models/language_model.h"
 #include "sharding/fully_shard.h"
 #include "sharding/plan.h"
+#include "tasks/task.h"
 
 namespace tessera::cli {
 
@@ -46,12 +45,12 @@ class TrainingRun {
   // Collective. One optimizer step over gradient_accumulation_steps micro-batches. A loss or
   // gradient that is not finite is an Error(numeric) that leaves parameters as they were.
   StepMetrics step();
-  // Collective. Mean loss over the recipe's validation batches.
-  double evaluate();
+  // Collective. What the task's evaluation finds on the recipe's validation data.
+  tasks::Evaluation evaluate();
   // Collective. Writes a checkpoint of the present position, or with checkpoint.async begins to;
-  // `valid_loss` is that of this position, for checkpoint.keep_best. Notes for the user come back;
-  // a warning once, however many saves repeat it.
-  std::vector<std::string> save(std::optional<double> valid_loss = {});
+  // `found` is the evaluation of this position, for checkpoint.keep_best. Notes for the user come
+  // back; a warning once, however many saves repeat it.
+  std::vector<std::string> save(const std::optional<tasks::Evaluation>& found = {});
   // Of a checkpoint that was being written while training went on, notes when it has come to its
   // end; the second waits for that, and throws what it failed with. (Each step throws it as well.)
   std::vector<std::string> finished_save();
@@ -60,7 +59,7 @@ class TrainingRun {
   std::optional<std::string> export_weights();
 
   [[nodiscard]] const TrainingPosition& position() const { return position_; }
-  [[nodiscard]] bool evaluates() const { return validation_ != nullptr; }
+  [[nodiscard]] bool evaluates() const { return task_->evaluates(); }
   // The largest signal number that a rank noted during the last step (agreed on by all).
   [[nodiscard]] int interruption() const { return interruption_; }
   // Whether a rank was asked for a save since the last one that it was asked for (SIGUSR1).
@@ -71,7 +70,6 @@ class TrainingRun {
   [[nodiscard]] RankMemory memory() const { return measure_memory(context_); }
 
  private:
-  void open_data(const Tokenizer& tokenizer);
   void load_pretrained();
   [[nodiscard]] bool saves() const {
     return recipe_.checkpoint.dir && recipe_.checkpoint.every > 0;
@@ -87,22 +85,24 @@ class TrainingRun {
   // Both say what was done.
   std::string take_position(const Scalars& scalars, const std::string& folder);
   std::string start_data_anew(const std::string& folder, std::int64_t steps);
-  double forward_backward(std::int64_t micro_batch, std::int64_t accumulated);
-  void agree(StepMetrics& metrics, double loss);
+  struct MicroBatch {
+    double loss = 0;
+    std::int64_t tokens = 0;
+  };
+  MicroBatch forward_backward(std::int64_t micro_batch, std::int64_t accumulated);
+  // Sums `mine` over the ranks.
+  MicroBatch agree(StepMetrics& metrics, const MicroBatch& mine);
   [[nodiscard]] std::int64_t peak_bytes();
   [[nodiscard]] std::int64_t cached_bytes() const;
 
   Recipe recipe_;
   Context context_;
-  std::unique_ptr<models::LanguageModel> model_;
+  std::unique_ptr<tasks::Task> task_;
   std::optional<ShardedModel> sharded_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   optim::Schedule schedule_;
-  std::unique_ptr<Samples> samples_;
-  std::unique_ptr<Samples> validation_;
   std::int64_t batch_size_ = 0;
   TrainingPosition position_;
-  Batch batch_;
   int interruption_ = 0;
   std::int64_t save_requests_ = 0;
   std::int64_t save_requests_before_ = 0;
@@ -113,8 +113,5 @@ class TrainingRun {
   std::unique_ptr<AsyncSaver> saver_;               // goes first: it may be writing
   bool saver_ready_ = false;
 };
-
-// The model's configuration: the recipe's, or a pretrained folder's with the recipe's changes.
-nlohmann::json model_configuration(const Recipe& recipe);
 
 }  // namespace tessera::cli

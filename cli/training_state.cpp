@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <chrono>
 #include <cmath>
-#include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 
@@ -17,15 +16,6 @@
 namespace tessera::cli {
 namespace {
 
-nlohmann::json read_json(const std::filesystem::path& path) {
-  std::ifstream stream(path);
-  TESSERA_CHECK(stream.is_open(), ErrorCode::configuration,
-                "{}: cannot be read; a model folder has a config.json", path.string());
-  nlohmann::json json = nlohmann::json::parse(stream, nullptr, false);
-  TESSERA_CHECK(json.is_object(), ErrorCode::configuration, "{}: not a JSON object", path.string());
-  return json;
-}
-
 std::chrono::milliseconds stall_timeout(const Recipe& recipe) {
   return std::chrono::milliseconds(
       static_cast<std::int64_t>(recipe.checkpoint.stall_timeout * 1000));
@@ -33,21 +23,9 @@ std::chrono::milliseconds stall_timeout(const Recipe& recipe) {
 
 }  // namespace
 
-nlohmann::json model_configuration(const Recipe& recipe) {
-  nlohmann::json config = recipe.model.config;
-  if (recipe.model.pretrained) {
-    nlohmann::json folder =
-        read_json(std::filesystem::path(*recipe.model.pretrained) / "config.json");
-    folder.update(config);
-    return folder;
-  }
-  config["model_type"] = recipe.model.architecture;
-  return config;
-}
-
 void TrainingRun::load_pretrained() {
   checkpoint::State state = checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::load);
-  const models::HuggingFaceNames names = model_->hugging_face_names();
+  const models::HuggingFaceNames names = task_->model().hugging_face_names();
   checkpoint::load_hugging_face(*recipe_.model.pretrained, state.model, names.ignored,
                                 names.aliases);
 }
@@ -159,7 +137,7 @@ void TrainingRun::prepare_folder() {
 
 std::map<std::string, std::string> TrainingRun::files_beside_weights() const {
   std::map<std::string, std::string> files = model_files_;
-  files["config.json"] = model_->config(recipe_.checkpoint.dtype).dump(2) + "\n";
+  for (auto& [name, content] : task_->files(recipe_.checkpoint.dtype)) files[name] = content;
   return files;
 }
 
@@ -167,24 +145,10 @@ std::string TrainingRun::take_position(const Scalars& scalars, const std::string
   if (!scalars.contains("position/steps") && scalars.contains("step")) {
     return start_data_anew(folder, scalars.get<std::int64_t>("step"));
   }
-  TESSERA_CHECK(
-      scalars.contains("position/steps") && scalars.contains("corpus"), ErrorCode::checkpoint,
-      "{}: the manifest has no training position; it was not written by tessera train", folder);
-  TESSERA_CHECK(scalars.get<std::uint64_t>("corpus") == samples_->corpus().fingerprint(),
-                ErrorCode::data,
-                "{}: {} is not the text that the run in {} was trained on, so its place in it is "
-                "lost; give the old "
-                "file, or start anew from the weights with model.pretrained",
-                where(recipe_, "data.train"), recipe_.data.train, folder);
-  TESSERA_CHECK(scalars.get<std::int64_t>("seq_len", 0) == recipe_.model.seq_len &&
-                    scalars.get<std::int64_t>("seed", 0) == recipe_.train.seed &&
-                    scalars.get<bool>("shuffle", false) == recipe_.data.shuffle,
-                ErrorCode::configuration,
-                "{}: the run there has model.seq_len {}, train.seed {} and data.shuffle {}; with "
-                "others the data order "
-                "would be another",
-                folder, scalars.get<std::int64_t>("seq_len", 0),
-                scalars.get<std::int64_t>("seed", 0), scalars.get<bool>("shuffle", false));
+  TESSERA_CHECK(scalars.contains("position/steps"), ErrorCode::checkpoint,
+                "{}: the manifest has no training position; it was not written by tessera train",
+                folder);
+  task_->check_data(scalars, folder);
   position_.steps = scalars.get<std::int64_t>("position/steps");
   position_.micro_batches = scalars.get<std::int64_t>("position/micro_batches");
   position_.samples = scalars.get<std::int64_t>("position/samples");
@@ -205,7 +169,7 @@ std::string TrainingRun::start_data_anew(const std::string& folder, std::int64_t
       folder, steps);
 }
 
-std::vector<std::string> TrainingRun::save(std::optional<double> valid_loss) {
+std::vector<std::string> TrainingRun::save(const std::optional<tasks::Evaluation>& found) {
   SaveOptions options;
   options.step = position_.steps;
   options.type = recipe_.checkpoint.state_dict_type;
@@ -215,17 +179,16 @@ std::vector<std::string> TrainingRun::save(std::optional<double> valid_loss) {
   options.stall_timeout = stall_timeout(recipe_);
   options.scalars.set("position/steps", position_.steps)
       .set("position/micro_batches", position_.micro_batches)
-      .set("position/samples", position_.samples)
-      .set("corpus", samples_->corpus().fingerprint())
-      .set("seq_len", recipe_.model.seq_len)
-      .set("seed", recipe_.train.seed)
-      .set("shuffle", recipe_.data.shuffle);
+      .set("position/samples", position_.samples);
+  task_->remember_data(options.scalars);
   options.files = files_beside_weights();
   options.files["recipe.json"] = to_json(recipe_).dump(2) + "\n";
   options.keep_best = static_cast<int>(recipe_.checkpoint.keep_best);
-  if (valid_loss && std::isfinite(*valid_loss)) {
-    options.score = valid_loss;
-    options.scalars.set("valid_loss", *valid_loss);
+  if (found && std::isfinite(found->best_by())) {
+    options.score = found->higher_is_better ? -found->best_by() : found->best_by();
+    for (const auto& [name, number] : found->numbers) {
+      if (std::isfinite(number)) options.scalars.set(name, number);
+    }
   }
   const std::string& dir = *recipe_.checkpoint.dir;
   if (!saver_) {
