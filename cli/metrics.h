@@ -24,6 +24,7 @@ struct StepMetrics {
   std::int64_t cached_bytes = 0;  // free blocks that a rank's pool keeps, the largest rank's
   std::int64_t comm_bytes = 0;    // moved by a rank's collectives in this step
   double exposed_comm_s = 0;      // that computation waited for communication
+  double data_wait_s = 0;         // that the rank that waited longest waited for its data
 };
 
 // One line of JSON without its newline. Numbers have 9 significant digits, which a float survives;

@@ -34,22 +34,45 @@ nlohmann::json model_configuration(const Recipe& recipe) {
   return config;
 }
 
-std::unique_ptr<tasks::Task> make_task(const Recipe& recipe, bool planned) {
+namespace {
+
+std::vector<std::string> files_of(const std::vector<DataSetRecipe>& sets) {
+  std::vector<std::string> files;
+  for (const DataSetRecipe& set : sets) {
+    files.insert(files.end(), set.files.begin(), set.files.end());
+  }
+  return files;
+}
+
+std::unique_ptr<tasks::Task> next_token_task(const Recipe& recipe, bool planned) {
   tasks::NextTokenOptions options;
-  options.train = recipe.data.train;
-  options.valid = recipe.data.valid;
-  options.tokenizer = make_tokenizer(recipe.data.tokenizer);
+  options.reads_data = !planned;
+  if (!planned) {
+    options.train = tasks::expand_files(files_of(recipe.data.train));
+    const auto valid = tasks::expand_files(files_of(recipe.data.valid));
+    TESSERA_CHECK(valid.size() <= 1, ErrorCode::configuration,
+                  "{}: data.valid is {} files; one is "
+                  "evaluated on",
+                  where(recipe, "data.valid"), valid.size());
+    if (!valid.empty()) options.valid = valid.front();
+  }
+  options.tokenizer = make_tokenizer(recipe.data.tokenizer.value_or("bytes"));
   options.seq_len = recipe.model.seq_len;
   options.shuffle = recipe.data.shuffle;
   options.seed = recipe.train.seed;
   options.eval_batches = recipe.train.eval_batches;
-  options.reads_data = !planned;
   options.model = model_configuration(recipe);
   options.model_source = recipe.model.pretrained.value_or(recipe.source);
   options.source = recipe.source;
   options.train_place = where(recipe, "data.train");
   options.seq_len_place = where(recipe, "model.seq_len");
   return tasks::make_next_token_task(options);
+}
+
+}  // namespace
+
+std::unique_ptr<tasks::Task> make_task(const Recipe& recipe, bool planned) {
+  return next_token_task(recipe, planned);
 }
 
 }  // namespace tessera::cli

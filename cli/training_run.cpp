@@ -6,7 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <numeric>
+#include <limits>
 
 #include "cli/device.h"
 #include "cli/interruption.h"
@@ -97,6 +97,16 @@ optim::Schedule make_schedule(const TrainRecipe& train) {
   return schedule;
 }
 
+// Where a run is only planned there is one endless data set.
+tasks::BatchOrderOptions batch_order(const Recipe& recipe, std::vector<std::int64_t> samples) {
+  if (samples.empty()) samples.push_back(std::numeric_limits<std::int64_t>::max() / 2);
+  return {.samples = std::move(samples),
+          .mix = recipe.data.mix,
+          .seed = static_cast<std::uint64_t>(recipe.train.seed),
+          .even_batches = recipe.data.even_batches,
+          .drop_last = recipe.data.drop_last};
+}
+
 // A NaN's sign bit says nothing and differs between compilers: messages do not show it.
 float unsigned_nan(float value) {
   return std::isnan(value) ? std::fabs(value) : value;
@@ -108,6 +118,7 @@ struct StepReport {
   std::int64_t tokens = 0;
   std::int64_t peak_bytes = 0;
   std::int64_t cached_bytes = 0;
+  double data_wait_s = 0;
   int interruption = 0;
   int save_requests = 0;
   int save_failed = 0;
@@ -121,6 +132,8 @@ TrainingRun::TrainingRun(const Recipe& recipe, Context context)
 
   manual_seed(static_cast<std::uint64_t>(recipe_.train.seed));
   task_ = make_task(recipe_, context_.device().is_planned());
+  order_.emplace(batch_order(recipe_, task_->samples_per_epoch()));
+  position_.data = order_->begin();
   sharded_.emplace(task_->module(), context_, sharding_options(recipe_, context_, *task_));
   optimizer_ = make_optimizer(recipe_.train, sharded_->parameters());
   if (saves() && recipe_.checkpoint.async) {
@@ -128,27 +141,29 @@ TrainingRun::TrainingRun(const Recipe& recipe, Context context)
   }
 }
 
-TrainingRun::MicroBatch TrainingRun::forward_backward(std::int64_t micro_batch,
-                                                      std::int64_t accumulated) {
-  const std::int64_t world = context_.world_size();
-  const std::int64_t first =
-      position_.samples + (micro_batch * world + context_.rank()) * batch_size_;
-  std::unique_ptr<tasks::Prepared> batch;
+// What comes next of the data; where a run is only planned, something of its size.
+tasks::PreparedQueue::Taken TrainingRun::next_batch(const tasks::DataPosition& data) {
   if (context_.device().is_planned()) {
-    batch = task_->blank(batch_size_);
-  } else {
-    std::vector<std::int64_t> samples(static_cast<std::size_t>(batch_size_));
-    std::iota(samples.begin(), samples.end(), first);
-    batch = task_->prepare(0, samples);
+    return {order_->at(data, batch_size_ * context_.world_size()), task_->blank(batch_size_)};
   }
-  const std::int64_t rows = task_->rows_per_sample();
-  begin_batch({static_cast<std::uint64_t>(position_.micro_batches + micro_batch), first * rows,
-               batch_size_ * rows});
-  const Tensor loss = task_->loss(*batch, context_);
+  if (!batches_) {
+    const tasks::PreparedQueue::Share share{context_.rank(), context_.world_size(), batch_size_};
+    batches_.emplace(*task_, *order_, share, data);
+  }
+  return batches_->take();
+}
+
+TrainingRun::MicroBatch TrainingRun::forward_backward(tasks::DataPosition& data,
+                                                      std::int64_t accumulated) {
+  const tasks::PreparedQueue::Taken next = next_batch(data);
+  const std::int64_t first = next.batch.first + context_.rank() * batch_size_;
+  begin_batch({static_cast<std::uint64_t>(data.batches), first, batch_size_});
+  const Tensor loss = task_->loss(*next.prepared, context_);
   const double value = loss.item();
   // With several micro-batches the gradient is that of their mean.
   (accumulated == 1 ? loss : loss * (1.0 / static_cast<double>(accumulated))).backward();
-  return {value, batch->tokens};
+  order_->advance(data, next.batch);
+  return {value, next.prepared->tokens};
 }
 
 StepMetrics TrainingRun::step() {
@@ -156,19 +171,22 @@ StepMetrics TrainingRun::step() {
   const CommunicationStatistics before = sharded_->communication();
   const std::int64_t accumulated = recipe_.train.gradient_accumulation_steps;
   task_->module().train();
+  const double waited_before = batches_ ? batches_->waited_seconds() : 0;
+  tasks::DataPosition data = position_.data;
   MicroBatch mine;
   for (std::int64_t micro = 0; micro < accumulated; ++micro) {
     std::optional<ShardedModel::NoSync> local_only;
     if (!recipe_.train.sync_each_batch && micro + 1 < accumulated) {
       local_only.emplace(*sharded_);
     }
-    const MicroBatch one = forward_backward(micro, accumulated);
+    const MicroBatch one = forward_backward(data, accumulated);
     mine.loss += one.loss / static_cast<double>(accumulated);
     mine.tokens += one.tokens;
   }
   StepMetrics metrics;
   metrics.grad_norm = static_cast<float>(sharded_->clip_grad_norm(recipe_.train.max_grad_norm));
   metrics.lr = schedule_.at(position_.steps);
+  metrics.data_wait_s = batches_ ? batches_->waited_seconds() - waited_before : 0;
   const MicroBatch all = agree(metrics, mine);
   TESSERA_CHECK(std::isfinite(metrics.loss) && std::isfinite(metrics.grad_norm), ErrorCode::numeric,
                 "step {}: loss {} and gradient norm {} are not finite; lower train.lr, or resume "
@@ -181,9 +199,8 @@ StepMetrics TrainingRun::step() {
   if (saver_ && !std::exchange(saver_ready_, true)) saver_->reserve();
 
   position_.steps += 1;
-  position_.micro_batches += accumulated;
+  position_.data = std::move(data);
   const std::int64_t samples = accumulated * batch_size_ * context_.world_size();
-  position_.samples += samples;
   metrics.step = position_.steps;
   metrics.comm_bytes = static_cast<std::int64_t>(sharded_->communication().bytes - before.bytes);
   metrics.exposed_comm_s = sharded_->communication().exposed_seconds - before.exposed_seconds;
@@ -210,13 +227,10 @@ std::int64_t TrainingRun::cached_bytes() const {
 }
 
 TrainingRun::MicroBatch TrainingRun::agree(StepMetrics& metrics, const MicroBatch& mine) {
-  const StepReport report_of_mine{mine.loss,
-                                  mine.tokens,
-                                  peak_bytes(),
-                                  cached_bytes(),
-                                  InterruptionWatch::signal(),
-                                  requested_saves(),
-                                  saver_ && saver_->failed() ? 1 : 0};
+  const StepReport report_of_mine{mine.loss,           mine.tokens,
+                                  peak_bytes(),        cached_bytes(),
+                                  metrics.data_wait_s, InterruptionWatch::signal(),
+                                  requested_saves(),   saver_ && saver_->failed() ? 1 : 0};
   std::string bytes(sizeof report_of_mine, '\0');
   std::memcpy(bytes.data(), &report_of_mine, sizeof report_of_mine);
   MicroBatch all;
@@ -231,6 +245,7 @@ TrainingRun::MicroBatch TrainingRun::agree(StepMetrics& metrics, const MicroBatc
     all.tokens += report.tokens;
     metrics.peak_bytes = std::max(metrics.peak_bytes, report.peak_bytes);
     metrics.cached_bytes = std::max(metrics.cached_bytes, report.cached_bytes);
+    metrics.data_wait_s = std::max(metrics.data_wait_s, report.data_wait_s);
     interruption_ = std::max(interruption_, report.interruption);
     save_requests_ = std::max<std::int64_t>(save_requests_, report.save_requests);
     save_failed = save_failed || report.save_failed != 0;

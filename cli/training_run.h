@@ -16,15 +16,17 @@
 #include "engine/optim/schedule.h"
 #include "sharding/fully_shard.h"
 #include "sharding/plan.h"
+#include "tasks/batch_order.h"
+#include "tasks/prepared_queue.h"
 #include "tasks/task.h"
 
 namespace tessera::cli {
 
 // Where a run stands. The same on every rank; belongs to no world size.
 struct TrainingPosition {
-  std::int64_t steps = 0;          // optimizer steps done
-  std::int64_t micro_batches = 0;  // forwards done: keys dropout
-  std::int64_t samples = 0;        // global samples consumed: the next batch begins there
+  std::int64_t steps = 0;  // optimizer steps done
+  // Batches of all ranks taken, which key dropout, and where the next ones begin.
+  tasks::DataPosition data;
 };
 
 class TrainingRun {
@@ -84,12 +86,14 @@ class TrainingRun {
   void start_line(const std::string& from, std::vector<std::string>& notes);
   // Both say what was done.
   std::string take_position(const Scalars& scalars, const std::string& folder);
+  void take_data_position(const Scalars& scalars, const std::string& folder);
   std::string start_data_anew(const std::string& folder, std::int64_t steps);
   struct MicroBatch {
     double loss = 0;
     std::int64_t tokens = 0;
   };
-  MicroBatch forward_backward(std::int64_t micro_batch, std::int64_t accumulated);
+  MicroBatch forward_backward(tasks::DataPosition& data, std::int64_t accumulated);
+  tasks::PreparedQueue::Taken next_batch(const tasks::DataPosition& data);
   // Sums `mine` over the ranks.
   MicroBatch agree(StepMetrics& metrics, const MicroBatch& mine);
   [[nodiscard]] std::int64_t peak_bytes();
@@ -101,6 +105,8 @@ class TrainingRun {
   std::optional<ShardedModel> sharded_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   optim::Schedule schedule_;
+  std::optional<tasks::BatchOrder> order_;
+  std::optional<tasks::PreparedQueue> batches_;  // from the first step on
   std::int64_t batch_size_ = 0;
   TrainingPosition position_;
   int interruption_ = 0;

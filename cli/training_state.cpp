@@ -21,13 +21,16 @@ std::chrono::milliseconds stall_timeout(const Recipe& recipe) {
       static_cast<std::int64_t>(recipe.checkpoint.stall_timeout * 1000));
 }
 
+// Of several data sets the first has the name that a single one has.
+std::string samples_key(std::size_t data_set) {
+  return data_set == 0 ? "position/samples" : fmt::format("position/samples_{}", data_set + 1);
+}
+
 }  // namespace
 
 void TrainingRun::load_pretrained() {
   checkpoint::State state = checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::load);
-  const models::HuggingFaceNames names = task_->model().hugging_face_names();
-  checkpoint::load_hugging_face(*recipe_.model.pretrained, state.model, names.ignored,
-                                names.aliases);
+  task_->load_weights(*recipe_.model.pretrained, state.model);
 }
 
 // The launcher started the ranks again: what they had saved, they go on from, whatever the recipe
@@ -150,9 +153,23 @@ std::string TrainingRun::take_position(const Scalars& scalars, const std::string
                 folder);
   task_->check_data(scalars, folder);
   position_.steps = scalars.get<std::int64_t>("position/steps");
-  position_.micro_batches = scalars.get<std::int64_t>("position/micro_batches");
-  position_.samples = scalars.get<std::int64_t>("position/samples");
+  take_data_position(scalars, folder);
   return fmt::format("resumed from {}", folder);
+}
+
+void TrainingRun::take_data_position(const Scalars& scalars, const std::string& folder) {
+  const std::size_t sets = position_.data.next.size();
+  TESSERA_CHECK(
+      scalars.contains(samples_key(sets - 1)) && !scalars.contains(samples_key(sets)),
+      ErrorCode::data,
+      "{}: the run in {} was trained on another number of data sets than {}, so its place "
+      "in them is lost; give the old ones, or start anew from the weights with "
+      "model.pretrained",
+      where(recipe_, "data.train"), folder, sets);
+  position_.data.batches = scalars.get<std::int64_t>("position/micro_batches");
+  for (std::size_t set = 0; set < sets; ++set) {
+    position_.data.next[set] = scalars.get<std::int64_t>(samples_key(set));
+  }
 }
 
 // A checkpoint that another program trained: weights, moments and the number of steps, which the
@@ -161,8 +178,8 @@ std::string TrainingRun::start_data_anew(const std::string& folder, std::int64_t
   TESSERA_CHECK(steps >= 0, ErrorCode::checkpoint, "{}: a training position of {} steps", folder,
                 steps);
   position_.steps = steps;
-  position_.micro_batches = steps * recipe_.train.gradient_accumulation_steps;
-  position_.samples = 0;
+  position_.data = order_->begin();
+  position_.data.batches = steps * recipe_.train.gradient_accumulation_steps;
   return fmt::format(
       "resumed from {}: weights, moments and step {}; it has no position in the data, whose order "
       "begins anew",
@@ -178,8 +195,10 @@ std::vector<std::string> TrainingRun::save(const std::optional<tasks::Evaluation
   options.max_file_size = recipe_.checkpoint.max_file_size;
   options.stall_timeout = stall_timeout(recipe_);
   options.scalars.set("position/steps", position_.steps)
-      .set("position/micro_batches", position_.micro_batches)
-      .set("position/samples", position_.samples);
+      .set("position/micro_batches", position_.data.batches);
+  for (std::size_t set = 0; set < position_.data.next.size(); ++set) {
+    options.scalars.set(samples_key(set), position_.data.next[set]);
+  }
   task_->remember_data(options.scalars);
   options.files = files_beside_weights();
   options.files["recipe.json"] = to_json(recipe_).dump(2) + "\n";

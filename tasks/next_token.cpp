@@ -2,9 +2,12 @@
 #include "tasks/next_token.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "engine/autograd.h"
+#include "engine/data/permutation.h"
 #include "engine/data/samples.h"
+#include "engine/memory_kind.h"
 #include "kernels/base/error.h"
 #include "models/registry.h"
 
@@ -45,14 +48,15 @@ class NextToken final : public Task {
   }
 
   [[nodiscard]] std::vector<std::int64_t> samples_per_epoch() const override {
-    if (!samples_) return {};
-    return {samples_->samples_per_epoch()};
+    std::vector<std::int64_t> samples;
+    for (const Samples& one : samples_) samples.push_back(one.samples_per_epoch());
+    return samples;
   }
 
   [[nodiscard]] std::unique_ptr<Prepared> prepare(
-      std::size_t /*data_set*/, std::span<const std::int64_t> samples) const override {
+      std::size_t data_set, std::span<const std::int64_t> samples) const override {
     auto windows = std::make_unique<Windows>();
-    samples_->fill(samples, windows->batch);
+    samples_[data_set].fill(samples, windows->batch);
     count(*windows);
     return windows;
   }
@@ -91,7 +95,7 @@ class NextToken final : public Task {
   }
 
   void remember_data(Scalars& scalars) const override {
-    scalars.set("corpus", samples_->corpus().fingerprint())
+    scalars.set("corpus", fingerprint())
         .set("seq_len", options_.seq_len)
         .set("seed", options_.seed)
         .set("shuffle", options_.shuffle);
@@ -102,10 +106,10 @@ class NextToken final : public Task {
                   "{}: the manifest has no training position; it was not written by tessera train",
                   folder);
     TESSERA_CHECK(
-        scalars.get<std::uint64_t>("corpus") == samples_->corpus().fingerprint(), ErrorCode::data,
+        scalars.get<std::uint64_t>("corpus") == fingerprint(), ErrorCode::data,
         "{}: {} is not the text that the run in {} was trained on, so its place in it is lost; "
         "give the old file, or start anew from the weights with model.pretrained",
-        options_.train_place, options_.train, folder);
+        options_.train_place, fmt::join(options_.train, ", "), folder);
     TESSERA_CHECK(scalars.get<std::int64_t>("seq_len", 0) == options_.seq_len &&
                       scalars.get<std::int64_t>("seed", 0) == options_.seed &&
                       scalars.get<bool>("shuffle", false) == options_.shuffle,
@@ -119,13 +123,23 @@ class NextToken final : public Task {
  private:
   void open_data() {
     const auto seed = static_cast<std::uint64_t>(options_.seed);
-    samples_ =
-        std::make_unique<Samples>(std::make_shared<Corpus>(options_.train, *options_.tokenizer),
-                                  SampleOptions{options_.seq_len, options_.shuffle, seed});
+    for (const std::string& path : options_.train) {
+      samples_.emplace_back(std::make_shared<Corpus>(path, *options_.tokenizer),
+                            SampleOptions{options_.seq_len, options_.shuffle, seed});
+    }
     if (!options_.valid) return;
     validation_ =
         std::make_unique<Samples>(std::make_shared<Corpus>(*options_.valid, *options_.tokenizer),
                                   SampleOptions{options_.seq_len, false, seed});
+  }
+
+  // Of one file the file's own, as runs have saved it.
+  [[nodiscard]] std::uint64_t fingerprint() const {
+    std::uint64_t all = samples_.front().corpus().fingerprint();
+    for (std::size_t i = 1; i < samples_.size(); ++i) {
+      all = mix(all, samples_[i].corpus().fingerprint());
+    }
+    return all;
   }
 
   static void count(Windows& windows) {
@@ -138,7 +152,7 @@ class NextToken final : public Task {
   }
 
   NextTokenOptions options_;
-  std::unique_ptr<Samples> samples_;
+  std::vector<Samples> samples_;  // of each data set
   std::unique_ptr<Samples> validation_;
   std::unique_ptr<models::LanguageModel> model_;
 };

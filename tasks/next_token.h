@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "engine/data/tokenizer.h"
 #include "tasks/task.h"
@@ -13,7 +14,7 @@
 namespace tessera::tasks {
 
 struct NextTokenOptions {
-  std::string train;
+  std::vector<std::string> train;  // paths; each is a data set
   std::optional<std::string> valid;
   std::shared_ptr<const Tokenizer> tokenizer;
   std::int64_t seq_len = 0;

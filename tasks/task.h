@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/scalars.h"
 #include "models/model.h"
 #include "sharding/context.h"
@@ -50,6 +51,13 @@ class Task {
   [[nodiscard]] virtual const models::Model& model() const = 0;
   // What a saved folder holds beside weights of this dtype, by name.
   [[nodiscard]] virtual std::map<std::string, std::string> files(DType weights) const = 0;
+  // Collective. Fills a pretrained model's tensors from a folder that transformers or Sentence
+  // Transformers saved; what the folder is not asked for keeps its initial values.
+  virtual void load_weights(const std::string& folder,
+                            std::vector<checkpoint::LogicalTensor>& tensors) const {
+    const models::HuggingFaceNames names = model().hugging_face_names();
+    checkpoint::load_hugging_face(folder, tensors, names.ignored, names.aliases);
+  }
 
   // Samples of an epoch of each training data set: none on a planned device, where no data is read.
   // A sample's number counts on over epochs.
@@ -59,8 +67,6 @@ class Task {
       std::size_t data_set, std::span<const std::int64_t> samples) const = 0;
   // What so many samples would be at their longest, for plans.
   [[nodiscard]] virtual std::unique_ptr<Prepared> blank(std::int64_t samples) const = 0;
-  // Rows of a forward's batch that are one sample: dropout numbers rows.
-  [[nodiscard]] virtual std::int64_t rows_per_sample() const { return 1; }
   // The mean loss of a batch, where the rank computes. Collective where the loss is.
   [[nodiscard]] virtual Tensor loss(const Prepared& batch, const Context& context) = 0;
   // "8 x 256 tokens": what a rank's batch of so many samples is, for people.
