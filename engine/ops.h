@@ -125,15 +125,16 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
 // qkv [batch, T, (heads + 2*key_heads)*D], q first, then k, then v; nothing is copied apart.
 Tensor packed_attention(const Tensor& qkv, const AttentionOptions& options);
 
-// Sequences among the rows of a tensor [rows, ...]: sequence i is the rows from starts[i] on,
-// lengths[i] of them. They do not overlap.
+// Sequences that follow each other in the rows of a tensor [rows, ...] and cover them all. The
+// tensors lie on that tensor's device.
 struct Sequences {
-  Tensor starts;             // int32 [count]
-  Tensor lengths;            // int32 [count], each from 1 to `longest`
-  std::int64_t longest = 0;  // or any bound above
-  // Draws of dropout are numbered as if every sequence had this many places, so that they depend on
-  // no other sequence; at least `longest`.
-  std::int64_t places = 0;
+  Tensor starts;   // int32 [count]: the first row
+  Tensor lengths;  // int32 [count], at least 1
+  // int32 [rows]: i * capacity + t for the row t of sequence i. Random draws are numbered by it, so
+  // that a sequence's do not depend on the lengths of others.
+  Tensor slots;
+  std::int64_t longest = 0;   // no length is above it
+  std::int64_t capacity = 0;  // nor is it above this, the same number in all batches
 
   [[nodiscard]] std::int64_t count() const { return lengths.elements(); }
 };
@@ -142,12 +143,12 @@ struct SequenceAttentionOptions {
   std::int64_t heads = 1;
   double scale = 0;    // 0: 1/sqrt(head size)
   double dropout = 0;  // of the probabilities
-  // Added to the scaled scores: [2 * L - 1, heads] of fp32 (fp64 for fp64), in which key j of query
-  // i has row j - i + L - 1; L is at least the longest. Or undefined.
+  // Added to the scaled scores: [2 * L - 1, heads] in fp32 (fp64 for fp64), where key j has the row
+  // j - i + L - 1 for query i; L is at least the longest. Or undefined.
   Tensor relative_bias = {};
 };
 // Attention of each sequence to itself: q, k and v [rows, heads*D] -> [rows, heads*D]. A sequence's
-// result depends on no other sequence and on no place of its rows. Rows of no sequence are zero.
+// result depends on no other sequence, and not on where its rows lie.
 Tensor sequence_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                           const Sequences& sequences, const SequenceAttentionOptions& options);
 // dropout() of rows [rows, dim] that belong to sequences.

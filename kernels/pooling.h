@@ -9,9 +9,9 @@ namespace tessera::kernels {
 
 enum class PoolingMode : std::uint8_t { mean, cls, max, mean_sqrt_length };
 
-// out[i, c] is the mean, the first, the largest, or the sum / sqrt(length) of x[r, c] over the rows
-// r = starts[i] .. starts[i] + lengths[i] - 1, summed in ascending order. A NaN is larger than
-// everything.
+// Sequence i is the rows [starts[i], starts[i] + lengths[i]); the sequences follow each other and
+// cover all rows. out[i, c] is the mean, the first, the largest, or the sum / sqrt(length) of x[r,
+// c] over its rows r, summed in ascending order. A NaN is larger than everything.
 struct PoolForward {
   const void* x;                // [rows, dim]
   const std::int32_t* starts;   // [sequences]
@@ -22,8 +22,7 @@ struct PoolForward {
   DType dtype;  // of x
 };
 
-// dx (+)= the gradient. Of the maximum it goes to the first row that has it. Without accumulate,
-// rows of no sequence are zeroed.
+// dx (+)= the gradient. Of the maximum it goes to the first row that has it.
 struct PoolBackward {
   const void* dout;  // fp32 (fp64 for fp64), out_stride elements between rows
   const void* x;     // for max; else may be null

@@ -11,6 +11,7 @@
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/state.h"
@@ -18,19 +19,21 @@
 
 namespace tessera::models {
 
-// A step after pooling.
+// A step after pooling: [batch, in] -> [batch, out].
 class SentenceModule : public nn::Module {
  public:
-  virtual Tensor forward(const Tensor& x) const = 0;  // [batch, in] -> [batch, out]
-  [[nodiscard]] virtual std::int64_t out(std::int64_t in) const = 0;
+  virtual Tensor forward(const Tensor& x) const = 0;
 };
+using SentenceModuleHandle = nn::ModuleHandle<SentenceModule>;
 
 class SentenceEncoder : public Model {
  public:
   struct Parts {
     std::unique_ptr<TextEncoder> transformer;
     std::vector<PoolingMode> pooling;  // their results stand side by side
-    std::vector<std::pair<std::string, std::shared_ptr<SentenceModule>>> modules;  // by folder name
+    // In their order; named as their folders, "2_Dense".
+    std::vector<std::pair<std::string, SentenceModuleHandle>> modules;
+    std::int64_t dimension = 0;  // of what comes out
     std::int64_t max_seq_length = 0;
     bool do_lower_case = false;
     std::map<std::string, std::string> files;  // what files() gives
@@ -39,7 +42,7 @@ class SentenceEncoder : public Model {
 
   // One row a sequence: fp32 [batch, dimension()].
   Tensor forward(const TokenBatch& tokens) const;
-  [[nodiscard]] std::int64_t dimension() const { return dimension_; }
+  [[nodiscard]] std::int64_t dimension() const { return parts_.dimension; }
   // Tokens of a text, special ones included, past which it is cut.
   [[nodiscard]] std::int64_t max_seq_length() const { return parts_.max_seq_length; }
   // Whether texts are made lower case before they are tokenised, whatever the tokenizer does.
@@ -61,7 +64,6 @@ class SentenceEncoder : public Model {
 
  private:
   Parts parts_;
-  std::int64_t dimension_ = 0;
 };
 
 // Whether the folder has a modules.json.

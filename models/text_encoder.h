@@ -34,7 +34,12 @@ class TextEncoder : public Model {
   [[nodiscard]] virtual std::int64_t width() const = 0;
 };
 
-// rows_of() with the token t of a sequence at position first_position + t.
-TokenRows numbered_rows(const TokenBatch& tokens, std::int64_t first_position);
+// rows_of() with the token t of a sequence at position first_position + t. `capacity` is the
+// model's longest sequence.
+TokenRows numbered_rows(const TokenBatch& tokens, std::int32_t first_position,
+                        std::int64_t capacity);
+// The same from padding + 1 on, where `padding` tokens among a sequence's have the position
+// `padding` and are not counted.
+TokenRows padded_rows(const TokenBatch& tokens, std::int32_t padding, std::int64_t capacity);
 
 }  // namespace tessera::models
