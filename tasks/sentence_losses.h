@@ -25,6 +25,9 @@ Tensor cosine_similarity_loss(const Tensor& u, const Tensor& v, const Tensor& la
 // with a bias.
 nn::Linear make_softmax_head(std::int64_t dimension, std::int64_t labels);
 
+// The head's outputs for (u, v, |u - v|): [batch, labels].
+Tensor softmax_logits(const Tensor& u, const Tensor& v, const nn::Linear& head);
+
 // SoftmaxLoss: cross-entropy of head(u, v, |u - v|). labels: [batch] of int32 or int64, in [0,
 // head's outputs). The head is called as the module that it is, so it may be sharded.
 Tensor softmax_loss(const Tensor& u, const Tensor& v, const Tensor& labels, const nn::Linear& head);
