@@ -4,9 +4,11 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "models/bert.h"
 #include "models/config_reader.h"
 #include "models/gpt2.h"
 #include "models/llama.h"
+#include "models/mpnet.h"
 
 namespace tessera::models {
 namespace {
@@ -38,6 +40,21 @@ std::unique_ptr<LanguageModel> make_language_model(const nlohmann::json& config,
   }
   fail(ErrorCode::configuration, "{}: model_type \"{}\" is not built; there are {}", source,
        model_type, fmt::join(known, ", "));
+}
+
+std::unique_ptr<TextEncoder> make_text_encoder(const nlohmann::json& config,
+                                               const std::string& source) {
+  const std::string model_type = ConfigReader(config, source).text("model_type");
+  if (model_type == "bert") {
+    return std::make_unique<BertModel>(BertConfig::parse_bert(config, source));
+  }
+  if (model_type == "mpnet") {
+    return std::make_unique<MPNetModel>(BertConfig::parse_mpnet(config, source));
+  }
+  fail(ErrorCode::configuration,
+       "{}: model_type \"{}\" is no text encoder that is built; there are "
+       "bert, mpnet",
+       source, model_type);
 }
 
 }  // namespace tessera::models

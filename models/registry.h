@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "models/language_model.h"
+#include "models/text_encoder.h"
 
 namespace tessera::models {
 
@@ -24,5 +25,9 @@ std::span<const Architecture> architectures();
 // Error(configuration) that names the key.
 std::unique_ptr<LanguageModel> make_language_model(const nlohmann::json& config,
                                                    const std::string& source = "config.json");
+
+// The same for models that give hidden states.
+std::unique_ptr<TextEncoder> make_text_encoder(const nlohmann::json& config,
+                                               const std::string& source);
 
 }  // namespace tessera::models

@@ -32,6 +32,10 @@ namespace tessera {
   X(rotary)                           \
   X(attention)                        \
   X(packed_attention)                 \
+  X(sequence_attention)               \
+  X(sequence_dropout)                 \
+  X(pool_sequences)                   \
+  X(normalize_rows)                   \
   X(cross_entropy)                    \
   X(linear_cross_entropy)             \
   X(recompute)                        \
