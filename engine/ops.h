@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <utility>
 #include <vector>
 
@@ -71,6 +72,8 @@ Tensor gelu(const Tensor& x, bool exact = true);
 Tensor cast(const Tensor& x, DType dtype);
 // The same memory in another shape of as many elements.
 Tensor reshape(const Tensor& x, const Shape& shape);
+// One after the other along dimension 0. Their other dimensions, dtypes and devices agree.
+Tensor concatenate(std::initializer_list<Tensor> parts);
 Tensor sum(const Tensor& x);      // to one element
 Tensor mean(const Tensor& x);     // to one element
 Tensor softmax(const Tensor& x);  // over the last dimension

@@ -106,6 +106,33 @@ TEST_F(GradientCheck, Reshape) {
       {x, y});
 }
 
+TEST_F(GradientCheck, Concatenate) {
+  const Tensor a = leaf({2, 3}, 12);
+  const Tensor b = leaf({1, 3}, 13);
+  const Tensor c = leaf({4}, 14);
+  const auto function = [&] {
+    // Parts that come twice, parts without elements, and one dimension.
+    const Tensor rows = concatenate({a, b * 2.0, a, Tensor::empty({0, 3}, float64)});
+    return weighted_sum(square(rows)) + weighted_sum(square(concatenate({c, c * 0.5})));
+  };
+  check_gradients(function, {a, b, c});
+  const Tensor fixed = values({3, 3}, 15);
+  check_gradients([&] { return weighted_sum(square(concatenate({fixed, a}))); }, {a});
+}
+
+TEST_F(GradientCheck, AnOpOfAProgramOfItsOwn) {
+  const Tensor x = leaf({4}, 16);
+  const auto doubled = [](const Tensor& in) {
+    const Tensor out = (in.detach() * 2.0).clone();
+    autograd::record(Op::custom, {in}, {out},
+                     [](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+                       sink.add(0, affine(dout[0], 2.0));
+                     });
+    return out;
+  };
+  check_gradients([&] { return weighted_sum(square(doubled(x))); }, {x});
+}
+
 TEST_F(GradientCheck, SumAndMean) {
   const Tensor x = leaf({3, 5}, 14);
   check_gradients([&] { return square(sum(x)) + mean(x * x); }, {x});
