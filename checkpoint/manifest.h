@@ -60,5 +60,7 @@ std::string to_hex(std::uint64_t value);
 bool is_hex_id(std::string_view text);  // 16 lower-case hexadecimal digits
 // A file's own name, without folders, not "." or "..".
 bool is_plain_name(const std::string& name);
+// A plain name, or one in a folder of a plain name: what a manifest may list.
+bool is_inner_name(const std::string& name);
 
 }  // namespace tessera::checkpoint

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <optional>
 #include <random>
+#include <set>
 #include <utility>
 
 #include "checkpoint/collective.h"
@@ -198,7 +199,7 @@ std::string Save::describe_own_state() {
 
 void Save::check_extra_files() const {
   for (const auto& [name, contents] : job_.options.files) {
-    TESSERA_REQUIRE(is_plain_name(name) && name != manifest_name &&
+    TESSERA_REQUIRE(is_inner_name(name) && name != manifest_name &&
                         !name.ends_with(".safetensors") &&
                         !name.ends_with(".safetensors.index.json"),
                     "an extra file of a checkpoint cannot be named '{}'", name);
@@ -248,7 +249,15 @@ std::string Save::prepare() {
     file.resize(planned.bytes);
     file.close();
   }
-  for (const auto& [name, contents] : job_.options.files) write_file(partial_ / name, contents);
+  std::set<fs::path> folders;
+  for (const auto& [name, contents] : job_.options.files) {
+    const fs::path path = partial_ / name;
+    if (path.parent_path() != partial_ && folders.insert(path.parent_path()).second) {
+      create_folder(path.parent_path());
+    }
+    write_file(path, contents);
+  }
+  for (const fs::path& folder : folders) sync_folder(folder);
   return {};
 }
 

@@ -110,8 +110,9 @@ void validate_data(const Recipe& recipe) {
 void validate_model(const Recipe& recipe) {
   if (recipe.model.pretrained) return;
   const std::int64_t bytes = ByteTokenizer().vocabulary_size();
-  check(configured_number(recipe, "vocab_size") >= bytes, recipe, "model.vocab_size",
-        "{} is less than the {} tokens of data.tokenizer: bytes",
+  const bool reads_bytes = recipe.data.tokenizer.value_or("bytes") == "bytes";
+  check(!reads_bytes || configured_number(recipe, "vocab_size") >= bytes, recipe,
+        "model.vocab_size", "{} is less than the {} tokens of data.tokenizer: bytes",
         configured_number(recipe, "vocab_size"), bytes);
   if (recipe.model.architecture == "gpt2") {
     validate_gpt2(recipe);

@@ -9,6 +9,7 @@
 #include "checkpoint/export.h"
 #include "checkpoint/file.h"
 #include "checkpoint/sharded_state.h"
+#include "cli/recipe_task.h"
 #include "cli/restart.h"
 #include "cli/training_run.h"
 #include "kernels/base/error.h"
@@ -132,10 +133,14 @@ void TrainingRun::prepare_folder() {
   if (wanted.export_folder) {
     on_main("checkpoint.export", [&] { checkpoint::check_export_folder(*wanted.export_folder); });
   }
-  if (recipe_.model.pretrained && (saves() || wanted.export_folder)) {
+  if (!saves() && !wanted.export_folder) return;
+  if (recipe_.model.pretrained) {
     on_main("model.pretrained",
             [&] { model_files_ = checkpoint::read_model_files(*recipe_.model.pretrained); });
   }
+  on_main("data.tokenizer", [&] {
+    for (auto& [name, content] : tokenizer_files(recipe_)) model_files_[name] = content;
+  });
 }
 
 std::map<std::string, std::string> TrainingRun::files_beside_weights() const {
