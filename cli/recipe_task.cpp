@@ -10,6 +10,7 @@
 #include "models/sentence_encoder.h"
 #include "tasks/next_token.h"
 #include "tasks/sentence_pairs.h"
+#include "tokenizers/load.h"
 
 namespace tessera::cli {
 namespace {
@@ -91,7 +92,7 @@ void check_vocabulary(const Recipe& recipe, std::int64_t vocabulary, const Token
     return;
   }
   if (!own || !recipe.data.tokenizer) return;
-  const auto of_folder = make_tokenizer(folder);
+  const auto of_folder = tokenizers::load_tokenizer(folder);
   TESSERA_CHECK(of_folder->vocabulary_size() == tokenizer.vocabulary_size(),
                 ErrorCode::configuration,
                 "{}: data.tokenizer {} has {} tokens, and that of the model in {} has {}; leave "
@@ -141,7 +142,7 @@ std::unique_ptr<tasks::Task> sentence_pairs_task(const Recipe& recipe, bool plan
   tasks::SentencePairsOptions options;
   for (const DataSetRecipe& set : recipe.data.train) options.train.push_back(sentence_data(set));
   if (!recipe.data.valid.empty()) options.valid = sentence_data(recipe.data.valid.front());
-  options.tokenizer = make_tokenizer(tokenizer_name(recipe));
+  options.tokenizer = tokenizers::load_tokenizer(tokenizer_name(recipe));
   options.make_encoder = [&recipe, &tokenizer = *options.tokenizer] {
     return make_encoder(recipe, tokenizer);
   };
@@ -168,7 +169,7 @@ std::unique_ptr<tasks::Task> next_token_task(const Recipe& recipe, bool planned)
                   where(recipe, "data.valid"), valid.size());
     if (!valid.empty()) options.valid = valid.front();
   }
-  options.tokenizer = make_tokenizer(tokenizer_name(recipe));
+  options.tokenizer = tokenizers::load_tokenizer(tokenizer_name(recipe));
   options.seq_len = recipe.model.seq_len;
   options.shuffle = recipe.data.shuffle;
   options.seed = recipe.train.seed;
