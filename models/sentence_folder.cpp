@@ -134,7 +134,7 @@ SentenceModuleHandle read_dense(const json& config, const std::string& source, s
       {"ReLU", SentenceActivation::relu},       {"GELU", SentenceActivation::gelu},
       {"Sigmoid", SentenceActivation::sigmoid}, {"SiLU", SentenceActivation::silu}};
   const auto* const found = std::find_if(std::begin(known), std::end(known), [&](const auto& row) {
-    return name.starts_with("torch.nn.") && name.ends_with("." + std::string(row.first));
+    return name.starts_with("torch.nn.") && name.ends_with(fmt::format(".{}", row.first));
   });
   reader.check(found != std::end(known),
                "activation_function \"{}\" is not built; there are torch.nn's Tanh, Identity, "
@@ -312,7 +312,9 @@ void load_sentence_encoder(const std::string& folder, const SentenceEncoder& mod
     });
     (it == files.end() ? transformer : of_module[it->first]).push_back(tensor);
   }
-  const HuggingFaceNames names = model.hugging_face_names();
+  HuggingFaceNames names = model.hugging_face_names();
+  // The head of a loss that a training run leaves beside the encoder.
+  names.ignored.insert(names.ignored.end(), {"classifier.weight", "classifier.bias"});
   checkpoint::load_hugging_face(folder, transformer, names.ignored, names.aliases);
   for (auto& [prefix, module] : of_module) {
     const std::string name = prefix.substr(0, prefix.size() - 1);
