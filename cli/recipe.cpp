@@ -114,6 +114,10 @@ bool takes_free_text(const std::string& name) {
   return false;
 }
 
+bool takes_data_sets(const std::string& name) {
+  return name == "data.train" || name == "data.valid";
+}
+
 Leaf parse_override(const std::string& text) {
   const std::string place = "--set " + text;
   const std::size_t equals = text.find('=');
@@ -127,7 +131,8 @@ Leaf parse_override(const std::string& text) {
                 place, leaf.name);
   if (!is_key(leaf.name)) refuse_unknown(place, leaf.name);
   const std::string value = text.substr(equals + 1);
-  if (takes_free_text(leaf.name)) {
+  const bool structured = value.starts_with('[') || value.starts_with('{');
+  if (takes_free_text(leaf.name) && !(structured && takes_data_sets(leaf.name))) {
     leaf.value.kind =
         value.empty() || value == "null" ? YamlNode::Kind::null : YamlNode::Kind::scalar;
     leaf.value.text = value;

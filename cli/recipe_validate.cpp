@@ -62,6 +62,51 @@ void validate_llama(const Recipe& recipe) {
         "model.rope_scaling.high_freq_factor", "must be above low_freq_factor");
 }
 
+// Keys of sentences are for their task, and that task needs them.
+void validate_data_set(const Recipe& recipe, const DataSetRecipe& set, const std::string& key) {
+  const bool training = key == "data.train";
+  const auto check_set = [&](bool holds, std::string_view text) {
+    TESSERA_CHECK(holds, ErrorCode::configuration, "{}: {}: {}", set.where, key, text);
+  };
+  if (recipe.train.task == TaskKind::next_token) {
+    check_set(set.columns.empty() && set.loss == SentenceLoss::none &&
+                  set.evaluator == SentenceEvaluator::none && set.labels.empty() &&
+                  set.format == tasks::TableFormat::automatic && !set.header && !set.num_labels &&
+                  !set.label_scale && !set.scale,
+              "a data set with columns, a loss or labels is for train.task: sentence_pairs");
+    return;
+  }
+  check_set(set.loss != SentenceLoss::none || !training,
+            "needs a loss: cosine_similarity, softmax, multiple_negatives_ranking or mse");
+  check_set(set.evaluator != SentenceEvaluator::none || training,
+            "needs an evaluator: similarity, accuracy or triplet");
+  check_set(training ? set.evaluator == SentenceEvaluator::none : set.loss == SentenceLoss::none,
+            training ? "evaluator is a key of data.valid" : "loss is a key of data.train");
+  const bool classes =
+      set.loss == SentenceLoss::softmax || set.evaluator == SentenceEvaluator::accuracy;
+  check_set(set.loss != SentenceLoss::softmax || !set.labels.empty() || set.num_labels,
+            "softmax needs labels, the names of the classes, or num_labels");
+  check_set(classes || (set.labels.empty() && !set.num_labels),
+            "labels and num_labels are for the loss softmax and the evaluator accuracy");
+  check_set(set.labels.empty() || !set.num_labels ||
+                *set.num_labels == static_cast<std::int64_t>(set.labels.size()),
+            "num_labels is not the number of labels; leave it out");
+  check_set(set.labels.empty() || set.labels.size() > 1,
+            "labels has one name; classes are two or more");
+  check_set(!set.scale || set.loss == SentenceLoss::multiple_negatives_ranking,
+            "scale is for the loss multiple_negatives_ranking");
+}
+
+void validate_data(const Recipe& recipe) {
+  check(!recipe.data.train.empty(), recipe, "data.train", "is missing: the text file to train on");
+  check(recipe.data.valid.size() <= 1, recipe, "data.valid", "is one data set, not {}",
+        recipe.data.valid.size());
+  for (const DataSetRecipe& set : recipe.data.train) validate_data_set(recipe, set, "data.train");
+  for (const DataSetRecipe& set : recipe.data.valid) validate_data_set(recipe, set, "data.valid");
+  check(!recipe.data.group_by_length || recipe.train.task == TaskKind::sentence_pairs, recipe,
+        "data.group_by_length", "is for train.task: sentence_pairs");
+}
+
 void validate_model(const Recipe& recipe) {
   if (recipe.model.pretrained) return;
   const std::int64_t bytes = ByteTokenizer().vocabulary_size();
@@ -141,7 +186,7 @@ OffloadOptions offload_options(const Recipe& recipe) {
 void validate(const Recipe& recipe, int world_size) {
   TESSERA_REQUIRE(world_size > 0, "validate() needs a world of at least one rank, got {}",
                   world_size);
-  check(!recipe.data.train.empty(), recipe, "data.train", "is missing: the text file to train on");
+  validate_data(recipe);
   validate_model(recipe);
   validate_train(recipe);
   validate_sharding(recipe, world_size);
@@ -158,7 +203,8 @@ void validate(const Recipe& recipe, int world_size) {
         "checkpoint.async", "needs checkpoint.dir and checkpoint.every");
   check(!recipe.checkpoint.export_folder || !recipe.checkpoint.export_folder->empty(), recipe,
         "checkpoint.export", "is empty");
-  check(recipe.checkpoint.keep_best == 0 || recipe.data.valid, recipe, "checkpoint.keep_best",
+  check(recipe.checkpoint.keep_best == 0 || !recipe.data.valid.empty(), recipe,
+        "checkpoint.keep_best",
         "needs data.valid, the text whose loss says which checkpoint is best");
 }
 

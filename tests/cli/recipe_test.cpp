@@ -57,7 +57,7 @@ log:      {jsonl: out/metrics.jsonl}
   EXPECT_EQ(r.model.config["n_positions"], 256);
   EXPECT_EQ(r.model.config["vocab_size"], 256);
   EXPECT_EQ(r.model.config["model_type"], "gpt2");
-  EXPECT_EQ(r.data.train, "corpus.txt");
+  EXPECT_EQ(r.data.train.at(0).files, std::vector<std::string>{"corpus.txt"});
   EXPECT_EQ(r.train.steps, 200);
   EXPECT_DOUBLE_EQ(r.train.lr, 3e-4);
   EXPECT_EQ(r.sharding.mixed_precision, MixedPrecision::bf16);
@@ -137,7 +137,7 @@ TEST(Recipe, SetOverrides) {
             {"train.steps=7", "train.steps=9", "data.train=a: b#c", "train.betas=[0.8, 0.9]",
              "sharding.fsdp_sharding_strategy=NO_SHARD", "log.jsonl=null"});
   EXPECT_EQ(r.train.steps, 9);
-  EXPECT_EQ(r.data.train, "a: b#c");
+  EXPECT_EQ(r.data.train.at(0).files, std::vector<std::string>{"a: b#c"});
   EXPECT_EQ(r.train.betas[0], 0.8);
   EXPECT_EQ(r.sharding.sharding_strategy, ShardingStrategy::no_shard);
   EXPECT_FALSE(r.log.jsonl);
