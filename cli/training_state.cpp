@@ -206,6 +206,7 @@ std::vector<std::string> TrainingRun::save(const std::optional<tasks::Evaluation
   }
   task_->remember_data(options.scalars);
   options.files = files_beside_weights();
+  options.tensor_folders = task_->tensor_folders();
   options.files["recipe.json"] = to_json(recipe_).dump(2) + "\n";
   options.keep_best = static_cast<int>(recipe_.checkpoint.keep_best);
   if (found && std::isfinite(found->best_by())) {
@@ -263,6 +264,7 @@ std::optional<std::string> TrainingRun::export_weights() {
                            {.dtype = recipe_.checkpoint.dtype,
                             .max_file_size = recipe_.checkpoint.max_file_size,
                             .files = files_beside_weights(),
+                            .tensor_folders = task_->tensor_folders(),
                             .stall_timeout = stall_timeout(recipe_)});
   return "exported the weights to " + *recipe_.checkpoint.export_folder;
 }

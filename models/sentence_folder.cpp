@@ -134,7 +134,7 @@ SentenceModuleHandle read_dense(const json& config, const std::string& source, s
       {"ReLU", SentenceActivation::relu},       {"GELU", SentenceActivation::gelu},
       {"Sigmoid", SentenceActivation::sigmoid}, {"SiLU", SentenceActivation::silu}};
   const auto* const found = std::find_if(std::begin(known), std::end(known), [&](const auto& row) {
-    return name.starts_with("torch.nn.") && name.ends_with("." + std::string(row.first));
+    return name.starts_with("torch.nn.") && name.ends_with(fmt::format(".{}", row.first));
   });
   reader.check(found != std::end(known),
                "activation_function \"{}\" is not built; there are torch.nn's Tanh, Identity, "
@@ -310,7 +310,9 @@ void load_sentence_encoder(const std::string& folder, const SentenceEncoder& mod
     const std::string first = tensor.name.substr(0, tensor.name.find('.'));
     (folders.contains(first) ? of_folder[first] : transformer).push_back(tensor);
   }
-  const HuggingFaceNames names = model.hugging_face_names();
+  HuggingFaceNames names = model.hugging_face_names();
+  // The head of a loss that a training run leaves beside the encoder.
+  names.ignored.insert(names.ignored.end(), {"classifier.weight", "classifier.bias"});
   checkpoint::load_hugging_face(folder, transformer, names.ignored, names.aliases);
   for (auto& [name, module] : of_folder) {
     checkpoint::load_hugging_face((fs::path(folder) / name).string(), module, {}, dense_name);

@@ -1,7 +1,6 @@
 // Losses of sentence encoders, composed of the engine's ops.
 #include "tasks/sentence_losses.h"
 
-#include <cmath>
 #include <vector>
 
 #include "engine/ops.h"
@@ -10,10 +9,9 @@
 namespace tessera::tasks {
 namespace {
 
-// What is added to a vector's squared norm before its root is taken, so that 0 / 0 is 0: torch
-// does not let norms fall below the roots of these.
-constexpr double floor_of_cosine = 1e-16;
-constexpr double floor_of_normalize = 1e-24;
+// torch does not let norms fall below these.
+constexpr double least_norm_of_cosine = 1e-8;
+constexpr double least_norm_of_normalize = 1e-12;
 
 void require_embeddings(const char* loss, const Tensor& u, const Tensor& v) {
   TESSERA_REQUIRE(u.dimensions() == 2 && u.shape() == v.shape() && is_floating(u.dtype()) &&
@@ -26,12 +24,6 @@ void require_embeddings(const char* loss, const Tensor& u, const Tensor& v) {
 // Losses are computed in fp32 whatever the encoder computes in.
 Tensor widened(const Tensor& x) {
   return x.dtype() == float64 ? x : cast(x, float32);
-}
-
-// Rows of length 1. The root mean square is the norm / sqrt(dimension).
-Tensor normalized(const Tensor& x, double floor) {
-  const auto dimension = static_cast<double>(x.size(-1));
-  return rms_norm(x, {}, floor / dimension) * (1.0 / std::sqrt(dimension));
 }
 
 // [batch, dimension] -> [batch]
@@ -65,8 +57,8 @@ Tensor pair_features(const Tensor& u, const Tensor& v) {
 
 Tensor cosine_similarity(const Tensor& u, const Tensor& v) {
   require_embeddings("cosine_similarity", u, v);
-  return sum_of_rows(normalized(widened(u), floor_of_cosine) *
-                     normalized(widened(v), floor_of_cosine));
+  return sum_of_rows(normalize_rows(widened(u), least_norm_of_cosine) *
+                     normalize_rows(widened(v), least_norm_of_cosine));
 }
 
 Tensor cosine_similarity_loss(const Tensor& u, const Tensor& v, const Tensor& labels) {
@@ -98,8 +90,10 @@ Tensor softmax_logits(const Tensor& u, const Tensor& v, const nn::Linear& head) 
 Tensor multiple_negatives_ranking_loss(const Tensor& anchors, const Tensor& positives,
                                        const Context& context, double scale) {
   require_embeddings("multiple_negatives_ranking_loss", anchors, positives);
-  const Tensor candidates = context.all_gather(normalized(widened(positives), floor_of_normalize));
-  const Tensor cosines = linear(normalized(widened(anchors), floor_of_normalize), candidates);
+  const Tensor candidates =
+      context.all_gather(normalize_rows(widened(positives), least_norm_of_normalize));
+  const Tensor cosines =
+      linear(normalize_rows(widened(anchors), least_norm_of_normalize), candidates);
   std::vector<std::int32_t> own;
   const auto batch = static_cast<std::int32_t>(anchors.size(0));
   for (std::int32_t i = 0; i < batch; ++i) own.push_back(context.rank() * batch + i);

@@ -14,7 +14,7 @@
 
 namespace tessera::tasks {
 
-// cos(u_i, v_i) [batch]; 0 where one of them is.
+// cos(u_i, v_i) [batch]; a norm below 1e-8 counts as that.
 Tensor cosine_similarity(const Tensor& u, const Tensor& v);
 
 // CosineSimilarityLoss: the mean of (cos(u_i, v_i) - labels_i)^2. labels: [batch] of a floating

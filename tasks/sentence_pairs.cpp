@@ -91,6 +91,9 @@ class SentencePairsTask final : public Task {
     files["config.json"] = encoder().config(weights).dump(2) + "\n";
     return files;
   }
+  [[nodiscard]] std::set<std::string> tensor_folders() const override {
+    return encoder().tensor_folders();
+  }
   void load_weights(const std::string& folder,
                     std::vector<checkpoint::LogicalTensor>& tensors) const override {
     // A head is no part of the folder: it begins as it was drawn.

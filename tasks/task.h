@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -51,6 +51,8 @@ class Task {
   [[nodiscard]] virtual const models::Model& model() const = 0;
   // What a saved folder holds beside weights of this dtype, by name.
   [[nodiscard]] virtual std::map<std::string, std::string> files(DType weights) const = 0;
+  // Which tensors go into folders of their own: SaveOptions::tensor_folders.
+  [[nodiscard]] virtual std::set<std::string> tensor_folders() const { return {}; }
   // Collective. Fills a pretrained model's tensors from a folder that transformers or Sentence
   // Transformers saved; what the folder is not asked for keeps its initial values.
   virtual void load_weights(const std::string& folder,
