@@ -163,9 +163,9 @@ const RecipeKey& row_for(const Leaf& leaf, const Recipe& recipe) {
 // With a pretrained model the folder's config.json says what the model is; only how it is trained
 // can be changed.
 void check_pretrained(const RecipeKey& key, const Leaf& leaf, const Recipe& recipe) {
-  const bool rate = key.name.ends_with("_pdrop") || key.name.ends_with("_dropout");
   TESSERA_CHECK(
-      key.architecture.empty() || !recipe.model.pretrained || rate, ErrorCode::configuration,
+      key.architecture.empty() || !recipe.model.pretrained || key.is_dropout_rate,
+      ErrorCode::configuration,
       "{}: {} cannot be set beside model.pretrained, whose config.json has it; leave one out",
       leaf.where, key.name);
 }
@@ -246,10 +246,7 @@ Recipe parse_recipe(std::string_view text, const std::string& source,
   }
   apply(leaves, false, recipe);
   apply(settings, true, recipe);
-  for (const RecipeKey& key : recipe_keys()) {
-    if (key.complete) key.complete(recipe);
-  }
-  if (!recipe.model.pretrained) recipe.model.config["model_type"] = recipe.model.architecture;
+  complete_model(recipe);
   return recipe;
 }
 

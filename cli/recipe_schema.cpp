@@ -8,6 +8,7 @@
 #include "cli/bytes_text.h"
 #include "cli/recipe_data_sets.h"
 #include "cli/recipe_values.h"
+#include "models/registry.h"
 
 namespace tessera::cli {
 namespace {
@@ -227,10 +228,17 @@ const std::vector<Choice<DType>> wire_types = {
     {"fp16", DType::float16, false}, {"float16", DType::float16, false, false},
 };
 
+std::vector<Choice<std::string>> architecture_choices() {
+  std::vector<Choice<std::string>> choices;
+  for (const models::Architecture& architecture : models::architectures()) {
+    choices.push_back({architecture.model_type, std::string(architecture.model_type)});
+  }
+  return choices;
+}
+
 std::vector<RecipeKey> model_keys() {
   return {
-      choice(TESSERA_KEY(model, architecture),
-             std::vector<Choice<std::string>>{{"gpt2", "gpt2"}, {"llama", "llama"}},
+      choice(TESSERA_KEY(model, architecture), architecture_choices(),
              "The model's kind. With `pretrained`, the folder's config.json says it."),
       default_is("none", key(TESSERA_KEY(model, pretrained),
                              "A folder that transformers or Tessera saved: its config.json and "

@@ -7,6 +7,7 @@
 
 #include "checkpoint/export.h"
 #include "kernels/base/error.h"
+#include "models/registry.h"
 #include "models/sentence_encoder.h"
 #include "tasks/next_token.h"
 #include "tasks/sentence_pairs.h"
@@ -24,16 +25,28 @@ nlohmann::json read_folder_config(const std::filesystem::path& path) {
   return json;
 }
 
+// Of a folder's model, what a recipe may change: dropout rates.
+nlohmann::json changes_of(const Recipe& recipe, const nlohmann::json& folder) {
+  nlohmann::json changes = recipe.model.config;
+  if (!recipe.given.contains("model.dropout")) return changes;
+  const std::string source = *recipe.model.pretrained;
+  for (const models::ConfigKey& key : models::architecture_of(folder, source).keys()) {
+    const bool rate = key.role == models::ConfigKey::Role::dropout;
+    if (rate && !changes.contains(key.name)) changes[key.name] = recipe.model.dropout;
+  }
+  return changes;
+}
+
 }  // namespace
 
 nlohmann::json model_configuration(const Recipe& recipe) {
-  nlohmann::json config = recipe.model.config;
   if (recipe.model.pretrained) {
     nlohmann::json folder =
         read_folder_config(std::filesystem::path(*recipe.model.pretrained) / "config.json");
-    folder.update(config);
+    folder.update(changes_of(recipe, folder));
     return folder;
   }
+  nlohmann::json config = recipe.model.config;
   config["model_type"] = recipe.model.architecture;
   return config;
 }
@@ -123,16 +136,13 @@ void take_vocabulary(const Recipe& recipe, const Tokenizer& tokenizer, nlohmann:
 // The encoder of a pretrained folder, or one that the recipe describes, with mean pooling.
 std::unique_ptr<models::SentenceEncoder> make_encoder(const Recipe& recipe,
                                                       const Tokenizer& tokenizer) {
-  nlohmann::json changes = recipe.model.config;
   if (!recipe.model.pretrained) {
-    changes["model_type"] = recipe.model.architecture;
-    take_vocabulary(recipe, tokenizer, changes);
-    return models::make_mean_pooling_encoder(changes, recipe.source);
+    nlohmann::json config = model_configuration(recipe);
+    take_vocabulary(recipe, tokenizer, config);
+    return models::make_mean_pooling_encoder(config, recipe.source);
   }
-  if (recipe.given.contains("model.dropout")) {
-    changes["hidden_dropout_prob"] = recipe.model.dropout;
-    changes["attention_probs_dropout_prob"] = recipe.model.dropout;
-  }
+  const std::filesystem::path folder = *recipe.model.pretrained;
+  const nlohmann::json changes = changes_of(recipe, read_folder_config(folder / "config.json"));
   auto encoder = models::make_sentence_encoder(*recipe.model.pretrained, changes);
   check_vocabulary(recipe, encoder->vocabulary(), tokenizer);
   return encoder;

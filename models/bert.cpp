@@ -74,7 +74,7 @@ TokenRows BertModel::rows_of(const TokenBatch& tokens) const {
 }
 
 nlohmann::json BertModel::config(DType weights) const {
-  return config_.bert_json(weights);
+  return config_.to_json(weights);
 }
 
 std::vector<std::string> encoder_aliases(const std::string& name, const std::string& prefix) {

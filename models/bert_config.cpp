@@ -4,87 +4,95 @@
 #include <nlohmann/json.hpp>
 
 #include "models/config_reader.h"
+#include "models/config_table.h"
 
 namespace tessera::models {
 namespace {
 
-void read_shared(const ConfigReader& reader, const nlohmann::json& config, BertConfig& c) {
-  c.vocab_size = reader.positive("vocab_size", c.vocab_size);
-  c.hidden_size = reader.positive("hidden_size", c.hidden_size);
-  c.num_hidden_layers = reader.positive("num_hidden_layers", c.num_hidden_layers);
-  c.num_attention_heads = reader.positive("num_attention_heads", c.num_attention_heads);
-  c.intermediate_size = reader.positive("intermediate_size", c.intermediate_size);
-  c.hidden_act =
-      reader.choice("hidden_act", {"gelu", "gelu_new", "gelu_pytorch_tanh"}, c.hidden_act);
-  c.hidden_dropout_prob = reader.probability("hidden_dropout_prob", c.hidden_dropout_prob);
-  c.attention_probs_dropout_prob =
-      reader.probability("attention_probs_dropout_prob", c.attention_probs_dropout_prob);
-  c.max_position_embeddings = reader.positive("max_position_embeddings", c.max_position_embeddings);
-  c.initializer_range = reader.positive_number("initializer_range", c.initializer_range);
-  c.layer_norm_eps = reader.positive_number("layer_norm_eps", c.layer_norm_eps);
-  reader.check(c.hidden_size % c.num_attention_heads == 0,
-               "hidden_size = {} is not a multiple of num_attention_heads = {}", c.hidden_size,
-               c.num_attention_heads);
-  c.original = config.dump();
+template <class C>
+ConfigTable<C> make_shared_table() {
+  ConfigTable<C> table{C()};
+  table.add("hidden_size", &C::hidden_size, "Width; a multiple of `num_attention_heads`.",
+            at_least(1));
+  table.add("num_hidden_layers", &C::num_hidden_layers, "Layers.", at_least(1));
+  table.add("num_attention_heads", &C::num_attention_heads, "Attention heads.", at_least(1));
+  table.add("intermediate_size", &C::intermediate_size, "Width of the feed-forward layer.",
+            at_least(1));
+  table.choice("hidden_act", &C::hidden_act, {"gelu", "gelu_new", "gelu_pytorch_tanh"},
+               "`gelu` is the exact form, the others the tanh one.");
+  table.dropout("hidden_dropout_prob", &C::hidden_dropout_prob,
+                "Dropout of the embeddings and the residual branches.");
+  table.dropout("attention_probs_dropout_prob", &C::attention_probs_dropout_prob,
+                "Dropout of the attention probabilities.");
+  table.positions("max_position_embeddings", &C::max_position_embeddings);
+  table.vocabulary(&C::vocab_size);
+  table.add("initializer_range", &C::initializer_range, "Deviation of the initial weights.",
+            above(0));
+  table.add("layer_norm_eps", &C::layer_norm_eps, "Epsilon of the norms.", above(0));
+  return table;
 }
 
-nlohmann::json shared_json(const BertConfig& c) {
-  nlohmann::json config = nlohmann::json::parse(c.original);
-  config["vocab_size"] = c.vocab_size;
-  config["hidden_size"] = c.hidden_size;
-  config["num_hidden_layers"] = c.num_hidden_layers;
-  config["num_attention_heads"] = c.num_attention_heads;
-  config["intermediate_size"] = c.intermediate_size;
-  config["hidden_act"] = c.hidden_act;
-  config["hidden_dropout_prob"] = c.hidden_dropout_prob;
-  config["attention_probs_dropout_prob"] = c.attention_probs_dropout_prob;
-  config["max_position_embeddings"] = c.max_position_embeddings;
-  config["initializer_range"] = c.initializer_range;
-  config["layer_norm_eps"] = c.layer_norm_eps;
-  return config;
+template <class C>
+C read_shared(const ConfigReader& reader, const nlohmann::json& config) {
+  C c = C::table().read(reader);
+  reader.check(c.hidden_size % c.num_attention_heads == 0, "hidden_size",
+               "= {} is not a multiple of num_attention_heads = {}", c.hidden_size,
+               c.num_attention_heads);
+  c.original = config.dump();
+  return c;
 }
 
 }  // namespace
 
-BertConfig BertConfig::parse_bert(const nlohmann::json& config, const std::string& source) {
+const ConfigTable<BertConfig>& BertConfig::table() {
+  static const ConfigTable<BertConfig> table = [] {
+    auto rows = make_shared_table<BertConfig>();
+    rows.add("type_vocab_size", &BertConfig::type_vocab_size, "Kinds of segments.", at_least(1));
+    return rows;
+  }();
+  return table;
+}
+
+const ConfigTable<MPNetConfig>& MPNetConfig::table() {
+  static const ConfigTable<MPNetConfig> table = [] {
+    auto rows = make_shared_table<MPNetConfig>();
+    rows.add("relative_attention_num_buckets", &MPNetConfig::relative_attention_num_buckets,
+             "Rows of the table of relative positions, of which 32 are used.", at_least(32));
+    return rows;
+  }();
+  return table;
+}
+
+BertConfig BertConfig::parse(const nlohmann::json& config, const ConfigSource& source) {
   const ConfigReader reader(config, source);
-  BertConfig c;
-  read_shared(reader, config, c);
-  c.type_vocab_size = reader.positive("type_vocab_size", c.type_vocab_size);
-  (void)reader.choice("position_embedding_type", {"absolute"}, "absolute");
+  const auto c = read_shared<BertConfig>(reader, config);
+  reader.check(!reader.has("position_embedding_type") ||
+                   reader.text("position_embedding_type") == "absolute",
+               "position_embedding_type", "is not built but for absolute");
   reader.only("is_decoder", false);
   reader.only("add_cross_attention", false);
   return c;
 }
 
-BertConfig BertConfig::parse_mpnet(const nlohmann::json& config, const std::string& source) {
+MPNetConfig MPNetConfig::parse(const nlohmann::json& config, const ConfigSource& source) {
   const ConfigReader reader(config, source);
-  BertConfig c;
-  c.vocab_size = 30527;
-  read_shared(reader, config, c);
-  c.relative_attention_num_buckets =
-      reader.positive("relative_attention_num_buckets", c.relative_attention_num_buckets);
-  reader.check(c.relative_attention_num_buckets >= 32,
-               "relative_attention_num_buckets = {}; distances have 32 buckets, so it is at least "
-               "32",
-               c.relative_attention_num_buckets);
-  reader.check(c.max_position_embeddings > 2 && c.vocab_size > 1,
-               "max_position_embeddings = {} and vocab_size = {}; the first two positions and the "
-               "token 1 are padding's",
+  const auto c = read_shared<MPNetConfig>(reader, config);
+  reader.check(c.max_position_embeddings > 2 && c.vocab_size > 1, "max_position_embeddings",
+               "= {} with vocab_size = {}; the first two positions and the token 1 are padding's",
                c.max_position_embeddings, c.vocab_size);
   return c;
 }
 
-nlohmann::json BertConfig::bert_json(DType weights) const {
-  nlohmann::json config = shared_json(*this);
-  config["type_vocab_size"] = type_vocab_size;
+nlohmann::json BertConfig::to_json(DType weights) const {
+  nlohmann::json config = nlohmann::json::parse(original);
+  table().write(*this, config);
   complete_config(config, "BertModel", "bert", weights);
   return config;
 }
 
-nlohmann::json BertConfig::mpnet_json(DType weights) const {
-  nlohmann::json config = shared_json(*this);
-  config["relative_attention_num_buckets"] = relative_attention_num_buckets;
+nlohmann::json MPNetConfig::to_json(DType weights) const {
+  nlohmann::json config = nlohmann::json::parse(original);
+  table().write(*this, config);
   complete_config(config, "MPNetModel", "mpnet", weights);
   return config;
 }

@@ -6,8 +6,12 @@
 #include <string>
 
 #include "kernels/base/dtype.h"
+#include "models/config_key.h"
 
 namespace tessera::models {
+
+template <class Config>
+class ConfigTable;
 
 struct BertConfig {
   std::int64_t vocab_size = 30522;
@@ -25,14 +29,20 @@ struct BertConfig {
   double layer_norm_eps = 1e-12;
   std::string original = "{}";  // the JSON text it was read from
 
+  static const ConfigTable<BertConfig>& table();
   // Absent keys take transformers' own values. Error(configuration) for what cannot be built.
-  static BertConfig parse_bert(const nlohmann::json& config, const std::string& source);
-  static BertConfig parse_mpnet(const nlohmann::json& config, const std::string& source);
-  [[nodiscard]] nlohmann::json bert_json(DType weights) const;
-  [[nodiscard]] nlohmann::json mpnet_json(DType weights) const;
+  static BertConfig parse(const nlohmann::json& config, const ConfigSource& source);
+  [[nodiscard]] nlohmann::json to_json(DType weights) const;
 
   // `gelu` is the error function's form; the other names mean the tanh approximation.
   [[nodiscard]] bool exact_gelu() const { return hidden_act == "gelu"; }
+};
+
+struct MPNetConfig : BertConfig {
+  MPNetConfig() { vocab_size = 30527; }
+  static const ConfigTable<MPNetConfig>& table();
+  static MPNetConfig parse(const nlohmann::json& config, const ConfigSource& source);
+  [[nodiscard]] nlohmann::json to_json(DType weights) const;
 };
 
 }  // namespace tessera::models

@@ -40,7 +40,7 @@ std::int32_t mpnet_bucket(std::int64_t distance) {
   return first + std::min(exact + static_cast<std::int32_t>(logarithmic), side - 1);
 }
 
-MPNetEmbeddingsImpl::MPNetEmbeddingsImpl(const BertConfig& config)
+MPNetEmbeddingsImpl::MPNetEmbeddingsImpl(const MPNetConfig& config)
     : dropout_(config.hidden_dropout_prob) {
   const auto table = [&](const char* name, std::int64_t entries) {
     return register_module(name,
@@ -56,10 +56,10 @@ Tensor MPNetEmbeddingsImpl::forward(const TokenRows& tokens) const {
   return sequence_dropout(x, is_training() ? dropout_ : 0, tokens.sequences);
 }
 
-MPNetLayerImpl::MPNetLayerImpl(const BertConfig& config)
+MPNetLayerImpl::MPNetLayerImpl(const MPNetConfig& config)
     : EncoderLayerImpl(config, mpnet_layer_names()) {}
 
-MPNetEncoderImpl::MPNetEncoderImpl(const BertConfig& config) {
+MPNetEncoderImpl::MPNetEncoderImpl(const MPNetConfig& config) {
   std::vector<MPNetLayer> layers;
   for (std::int64_t i = 0; i < config.num_hidden_layers; ++i) layers.emplace_back(config);
   layer_ = register_module("layer", nn::ModuleList<MPNetLayer>(std::move(layers)));
@@ -82,7 +82,7 @@ Tensor MPNetEncoderImpl::forward(const Tensor& x, const Sequences& sequences) co
   return states;
 }
 
-MPNetModel::MPNetModel(BertConfig config) : config_(std::move(config)) {
+MPNetModel::MPNetModel(MPNetConfig config) : config_(std::move(config)) {
   embeddings_ = register_module("embeddings", MPNetEmbeddings(config_));
   encoder_ = register_module("encoder", MPNetEncoder(config_));
 }
@@ -100,7 +100,7 @@ TokenRows MPNetModel::rows_of(const TokenBatch& tokens) const {
 }
 
 nlohmann::json MPNetModel::config(DType weights) const {
-  return config_.mpnet_json(weights);
+  return config_.to_json(weights);
 }
 
 HuggingFaceNames MPNetModel::hugging_face_names() const {

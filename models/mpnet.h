@@ -17,7 +17,7 @@ namespace tessera::models {
 
 class MPNetEmbeddingsImpl : public nn::Module {
  public:
-  explicit MPNetEmbeddingsImpl(const BertConfig& config);
+  explicit MPNetEmbeddingsImpl(const MPNetConfig& config);
   Tensor forward(const TokenRows& tokens) const;
 
  private:
@@ -29,13 +29,13 @@ TESSERA_MODULE(MPNetEmbeddings);
 
 class MPNetLayerImpl : public EncoderLayerImpl {
  public:
-  explicit MPNetLayerImpl(const BertConfig& config);
+  explicit MPNetLayerImpl(const MPNetConfig& config);
 };
 TESSERA_MODULE(MPNetLayer);
 
 class MPNetEncoderImpl : public nn::Module {
  public:
-  explicit MPNetEncoderImpl(const BertConfig& config);
+  explicit MPNetEncoderImpl(const MPNetConfig& config);
   Tensor forward(const Tensor& x, const Sequences& sequences) const;
 
  private:
@@ -46,7 +46,7 @@ TESSERA_MODULE(MPNetEncoder);
 
 class MPNetModel : public TextEncoder {
  public:
-  explicit MPNetModel(BertConfig config);
+  explicit MPNetModel(MPNetConfig config);
   using TextEncoder::forward;
   Tensor forward(const TokenRows& tokens) override;
   [[nodiscard]] TokenRows rows_of(const TokenBatch& tokens) const override;
@@ -61,7 +61,7 @@ class MPNetModel : public TextEncoder {
   [[nodiscard]] std::int64_t width() const override { return config_.hidden_size; }
 
  private:
-  BertConfig config_;
+  MPNetConfig config_;
   MPNetEmbeddings embeddings_;
   MPNetEncoder encoder_;
 };

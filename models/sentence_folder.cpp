@@ -29,6 +29,47 @@ std::optional<std::string> text_of(const fs::path& path) {
   return checkpoint::read_file(path, description_limit);
 }
 
+// Fields of the small files beside a config.json.
+class FolderReader {
+ public:
+  FolderReader(const json& config, const std::string& source)
+      : reader_(config, source), source_(source) {}
+  [[nodiscard]] bool has(const char* key) const { return reader_.has(key); }
+  [[nodiscard]] std::string text(const char* key) const { return reader_.text(key); }
+  [[nodiscard]] std::string text(const char* key, const char* fallback) const {
+    return has(key) ? reader_.text(key) : fallback;
+  }
+  [[nodiscard]] bool flag(const char* key, bool fallback) const {
+    const json* const value = reader_.value(field(key, ConfigKey::Type::flag));
+    return value != nullptr ? value->get<bool>() : fallback;
+  }
+  [[nodiscard]] std::int64_t positive(const char* key) const {
+    ConfigKey wanted = field(key, ConfigKey::Type::whole);
+    wanted.range = at_least(1);
+    const json* const value = reader_.value(wanted);
+    reader_.check(value != nullptr, key, "is missing");
+    return value->get<std::int64_t>();
+  }
+  void only(const char* key, bool supported) const { reader_.only(key, supported); }
+  template <class... Args>
+  void check(bool condition, fmt::format_string<Args...> format, Args&&... args) const {
+    if (condition) return;
+    fail(ErrorCode::configuration, "{}: {}", source_,
+         fmt::format(format, std::forward<Args>(args)...));
+  }
+  [[nodiscard]] const std::string& source() const { return source_; }
+
+ private:
+  static ConfigKey field(const char* key, ConfigKey::Type type) {
+    ConfigKey wanted;
+    wanted.name = key;
+    wanted.type = type;
+    return wanted;
+  }
+  ConfigReader reader_;
+  std::string source_;
+};
+
 // A file that must be there; its text goes into `files` under its place in the folder.
 json take_json(const fs::path& folder, const std::string& name,
                std::map<std::string, std::string>& files) {
@@ -53,7 +94,7 @@ std::vector<ModuleEntry> read_modules(const json& list, const std::string& sourc
                 "{}: not a list of modules", source);
   std::vector<ModuleEntry> entries;
   for (const json& item : list) {
-    const ConfigReader reader(item, source);
+    const FolderReader reader(item, source);
     ModuleEntry entry{{}, reader.text("type"), reader.text("path", "")};
     entry.kind = entry.type.substr(entry.type.rfind('.') + 1);
     const bool plain = entry.path.find('/') == std::string::npos && entry.path != "..";
@@ -70,7 +111,7 @@ constexpr std::pair<std::string_view, PoolingMode> pooling_names[] = {
     {"mean", PoolingMode::mean},
     {"mean_sqrt_len_tokens", PoolingMode::mean_sqrt_length}};
 
-PoolingMode pooling_mode(std::string_view name, const ConfigReader& reader) {
+PoolingMode pooling_mode(std::string_view name, const FolderReader& reader) {
   for (const auto& [known, mode] : pooling_names) {
     if (known == name) return mode;
   }
@@ -80,7 +121,7 @@ PoolingMode pooling_mode(std::string_view name, const ConfigReader& reader) {
 }
 
 // One key with the modes' names, or, as versions before 5 wrote it, a truth value for each.
-std::vector<PoolingMode> read_pooling(const json& config, const ConfigReader& reader) {
+std::vector<PoolingMode> read_pooling(const json& config, const FolderReader& reader) {
   std::vector<PoolingMode> modes;
   if (reader.has("pooling_mode")) {
     const json& value = config.at("pooling_mode");
@@ -106,12 +147,12 @@ std::vector<PoolingMode> read_pooling(const json& config, const ConfigReader& re
   return modes;
 }
 
-void check_dimension(const ConfigReader& reader, const char* key, std::int64_t value,
+void check_dimension(const FolderReader& reader, const char* key, std::int64_t value,
                      std::int64_t wanted) {
   reader.check(value == wanted, "{} = {}, but what comes before it has {}", key, value, wanted);
 }
 
-void check_names(const ConfigReader& reader) {
+void check_names(const FolderReader& reader) {
   for (const char* key : {"module_input_name", "module_output_name"}) {
     const std::string name = reader.text(key, "sentence_embedding");
     reader.check(name == "sentence_embedding", "{} = \"{}\" is not built; sentence_embedding is",
@@ -120,7 +161,7 @@ void check_names(const ConfigReader& reader) {
 }
 
 SentenceModuleHandle read_dense(const json& config, const std::string& source, std::int64_t& dim) {
-  const ConfigReader reader(config, source);
+  const FolderReader reader(config, source);
   SentenceDenseOptions options;
   options.in = reader.positive("in_features");
   options.out = reader.positive("out_features");
@@ -162,7 +203,7 @@ void read_lengths(const fs::path& folder, SentenceEncoder::Parts& parts) {
   if (const auto text = text_of(folder / "sentence_bert_config.json")) {
     const std::string source = (folder / "sentence_bert_config.json").string();
     const json config = checkpoint::parse_json(*text, source);
-    const ConfigReader reader(config, source);
+    const FolderReader reader(config, source);
     if (reader.has("max_seq_length")) length = reader.positive("max_seq_length");
     parts.do_lower_case = reader.flag("do_lower_case", false);
     parts.files["sentence_bert_config.json"] = *text;
@@ -222,7 +263,7 @@ void read_following(const fs::path& folder, const std::vector<ModuleEntry>& entr
                   source, i, entry.type);
     if (entry.kind == "Pooling") {
       const json config = take_json(folder, name, parts.files);
-      const ConfigReader reader(config, where);
+      const FolderReader reader(config, where);
       const char* const key =
           reader.has("embedding_dimension") ? "embedding_dimension" : "word_embedding_dimension";
       check_dimension(reader, key, reader.positive(key), parts.dimension);
@@ -233,7 +274,7 @@ void read_following(const fs::path& folder, const std::vector<ModuleEntry>& entr
       parts.modules.emplace_back(entry.path, read_dense(config, where, parts.dimension));
     } else if (entry.kind == "Normalize") {
       if (text_of(folder / name)) {  // older versions write none
-        check_names(ConfigReader(take_json(folder, name, parts.files), where));
+        check_names(FolderReader(take_json(folder, name, parts.files), where));
       }
       parts.modules.emplace_back(entry.path,
                                  SentenceModuleHandle(std::make_shared<SentenceNormalizeImpl>()));

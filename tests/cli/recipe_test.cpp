@@ -270,16 +270,16 @@ TEST(Recipe, KeysThatDoNotFitEachOther) {
   EXPECT_EQ(refusal([] { validate(parse("train: {steps: 1}"), 1); }),
             "r.yaml: data.train is missing: the text file to train on");
   EXPECT_EQ(invalid("model: {n_embd: 250, n_head: 4}"),
-            "r.yaml:2: model.n_embd 250 is not divisible by model.n_head 4");
+            "r.yaml:2: model.n_embd = 250 is not a multiple of n_head = 4");
   EXPECT_EQ(invalid("model: {seq_len: 128, n_positions: 64}"),
             "r.yaml:2: model.seq_len 128 is more than the 64 of model.n_positions");
   EXPECT_EQ(invalid("model: {vocab_size: 100}"),
             "r.yaml:2: model.vocab_size 100 is less than the 256 tokens of data.tokenizer: bytes");
   EXPECT_EQ(
       invalid("model: {architecture: llama, num_attention_heads: 32, num_key_value_heads: 5}"),
-      "r.yaml:2: model.num_key_value_heads 5 does not divide model.num_attention_heads 32");
+      "r.yaml:2: model.num_key_value_heads = 5 does not divide num_attention_heads = 32");
   EXPECT_EQ(invalid("model: {architecture: llama, head_dim: 7}"),
-            "r.yaml:2: model.head_dim must be even for rotary positions, got 7");
+            "r.yaml:2: model.head_dim = 7 is odd; rotary positions turn pairs");
   EXPECT_EQ(invalid("model: {architecture: llama, rope_scaling: {rope_type: llama3, factor: 8}}"),
             "r.yaml: model.rope_scaling.low_freq_factor is missing for rope_type llama3");
   EXPECT_EQ(invalid("sharding: {sharding_strategy: HYBRID_SHARD, group_size: 3}", 4),
