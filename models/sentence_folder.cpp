@@ -174,8 +174,9 @@ SentenceModuleHandle read_dense(const json& config, const std::string& source, s
       {"Tanh", SentenceActivation::tanh},       {"Identity", SentenceActivation::identity},
       {"ReLU", SentenceActivation::relu},       {"GELU", SentenceActivation::gelu},
       {"Sigmoid", SentenceActivation::sigmoid}, {"SiLU", SentenceActivation::silu}};
+  const std::string kind = name.substr(name.rfind('.') + 1);
   const auto* const found = std::find_if(std::begin(known), std::end(known), [&](const auto& row) {
-    return name.starts_with("torch.nn.") && name.ends_with(fmt::format(".{}", row.first));
+    return name.starts_with("torch.nn.") && kind == row.first;
   });
   reader.check(found != std::end(known),
                "activation_function \"{}\" is not built; there are torch.nn's Tanh, Identity, "
