@@ -116,6 +116,7 @@ LoadedEncoder::LoadedEncoder(const std::string& folder, const Context& context,
                 "{}: the tokenizer has {} tokens and the model {}; they do not belong together",
                 path.string(), tokens_.tokenizer->vocabulary_size(), model_->vocabulary());
   tokens_.max_length = model_->max_seq_length();
+  tokens_.lower_case = model_->do_lower_case();
 }
 
 void LoadedEncoder::load(const fs::path& path, const Context& context,

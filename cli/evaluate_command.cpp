@@ -184,7 +184,7 @@ int EvaluateCommand::run() const {
   TESSERA_CHECK(!data.empty(), ErrorCode::usage, "give what to evaluate on as --data FILE");
   (void)choices();
   const comm::World world = comm::world_from_environment();
-  const Context context = init(choose_device(device, world), {.fixed_order = true});
+  const Context context = init(choose_device(device, world));
   std::ofstream output;
   if (!json.empty() && context.is_main()) {  // before the work
     output.open(json, std::ios::binary);

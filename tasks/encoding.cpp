@@ -1,6 +1,9 @@
 // Batches of sentences for an encoder, and the rows that it makes of them.
 #include "tasks/encoding.h"
 
+#include <unicode/locid.h>
+#include <unicode/unistr.h>
+
 #include <algorithm>
 #include <deque>
 #include <numeric>
@@ -28,6 +31,17 @@ struct Upcoming {
 };
 
 }  // namespace
+
+std::vector<std::int32_t> TextTokens::sequence(std::string_view text) const {
+  if (!lower_case) return tokenizer->encode_sequence(text, max_length);
+  // As Python's str.lower(): the mappings of no language, and sigma by its place in the word.
+  const auto length = static_cast<std::int32_t>(text.size());
+  std::string lower;
+  icu::UnicodeString::fromUTF8(icu::StringPiece(text.data(), length))
+      .toLower(icu::Locale::getRoot())
+      .toUTF8String(lower);
+  return tokenizer->encode_sequence(lower, max_length);
+}
 
 models::TokenBatch make_token_batch(const Sequences& sequences, std::int32_t padding_id,
                                     Device device) {
@@ -80,10 +94,10 @@ void encode_texts(std::span<const std::string_view> texts, const TextTokens& tok
     }
     batch.tokenised = worker.enqueue([&texts, &tokens, which = batch.texts, out = batch.sequences] {
       for (const std::size_t text : which) {
-        out->push_back(tokens.tokenizer->encode_sequence(texts[text], tokens.max_length));
+        out->push_back(tokens.sequence(texts[text]));
       }
       // A batch that only keeps step with other ranks.
-      if (which.empty()) out->push_back(tokens.tokenizer->encode_sequence("a", tokens.max_length));
+      if (which.empty()) out->push_back(tokens.sequence("a"));
     });
     ahead.push_back(std::move(batch));
   };

@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/data/tokenizer.h"
@@ -18,6 +19,9 @@ namespace tessera::tasks {
 struct TextTokens {
   std::shared_ptr<const Tokenizer> tokenizer;
   std::int64_t max_length = 0;  // special tokens included; 0: no limit
+  bool lower_case = false;      // the text first, whatever the tokenizer does
+
+  [[nodiscard]] std::vector<std::int32_t> sequence(std::string_view text) const;
 };
 
 // Sequences padded to the longest of them, on `device`. Error(data) for one without tokens.

@@ -135,7 +135,7 @@ TEST_F(EncodeCommandTest, ReadsStdinAndLinesOfWindows) {
   EXPECT_EQ(rows_in("s.npy", 5), Rows(expected_.begin(), expected_.begin() + 5));
 }
 
-void expect_refused(const Ended& ended, int code, const std::string& part) {
+void expect_encode_refused(const Ended& ended, int code, const std::string& part) {
   EXPECT_EQ(ended.code, code) << ended.err;
   EXPECT_NE(ended.err.find(part), std::string::npos) << ended.err;
   EXPECT_EQ(std::count(ended.err.begin(), ended.err.end(), '\n'), 1) << ended.err;
@@ -148,9 +148,9 @@ TEST_F(EncodeCommandTest, WhatIsNoSentenceIsRefused) {
     all[3] = path("bad.txt");
     return run_program(all);
   };
-  expect_refused(encode("good\n\nempty"), 4, "bad.txt:2: an empty line");
-  expect_refused(encode("good\nalso\nnot \xc3\x28 so"), 4, "bad.txt:3: not UTF-8");
-  expect_refused(encode(""), 4, "no sentences");
+  expect_encode_refused(encode("good\n\nempty"), 4, "bad.txt:2: an empty line");
+  expect_encode_refused(encode("good\nalso\nnot \xc3\x28 so"), 4, "bad.txt:3: not UTF-8");
+  expect_encode_refused(encode(""), 4, "no sentences");
   EXPECT_FALSE(std::filesystem::exists(path("bad.npy")));
   EXPECT_FALSE(std::filesystem::exists(path("bad.npy.partial")));
 }
@@ -161,12 +161,12 @@ TEST_F(EncodeCommandTest, BadArgumentsAreRefused) {
     all[place] = value;
     return run_program(all);
   };
-  expect_refused(with(1, path("nowhere")), 5, "no such folder");
-  expect_refused(with(3, path("nothing.txt")), 4, "cannot be read");
-  expect_refused(with(5, path("x.csv")), 2, ".npy or .safetensors");
-  expect_refused(with(7, "tpu"), 2, "auto, cpu and cuda");
-  expect_refused(run_program(arguments("x.npy", {"--dtype", "int8"})), 2, "--dtype int8");
-  expect_refused(run_program({"encode", path("encoder")}), 2, "--input");
+  expect_encode_refused(with(1, path("nowhere")), 5, "no such folder");
+  expect_encode_refused(with(3, path("nothing.txt")), 4, "cannot be read");
+  expect_encode_refused(with(5, path("x.csv")), 2, ".npy or .safetensors");
+  expect_encode_refused(with(7, "tpu"), 2, "auto, cpu and cuda");
+  expect_encode_refused(run_program(arguments("x.npy", {"--dtype", "int8"})), 2, "--dtype int8");
+  expect_encode_refused(run_program({"encode", path("encoder")}), 2, "--input");
   std::vector<std::string> all = arguments("x.npy");
   all[3] = "-";
   const Ended shared = run_program(launched(2, all));
@@ -184,14 +184,14 @@ TEST_F(EncodeCommandTest, AFolderThatIsNotWholeIsRefused) {
   };
   fs::copy(path("encoder"), path("other"), fs::copy_options::recursive);
   folder_->write("other/vocab.txt", testing::letters_vocabulary() + "one\nmore\n");
-  expect_refused(encode("other"), 3, "do not belong together");
+  expect_encode_refused(encode("other"), 3, "do not belong together");
   fs::remove(path("other/model.safetensors"));
   fs::copy(path("encoder/vocab.txt"), path("other/vocab.txt"),
            fs::copy_options::overwrite_existing);
   EXPECT_EQ(encode("other").code, 5);
   folder_->write("other/1_Pooling/config.json",
                  R"({"word_embedding_dimension": 32, "pooling_mode_lasttoken": true})");
-  expect_refused(encode("other"), 3, "lasttoken");
+  expect_encode_refused(encode("other"), 3, "lasttoken");
 }
 
 }  // namespace

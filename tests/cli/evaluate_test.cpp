@@ -160,7 +160,7 @@ TEST_F(EvaluateCommandTest, AccuracyOfAHead) {
   EXPECT_EQ(run_program(all).code, 5);  // no head there
 }
 
-void expect_refused(const Ended& ended, int code, const std::string& part) {
+void expect_evaluate_refused(const Ended& ended, int code, const std::string& part) {
   EXPECT_EQ(ended.code, code) << ended.err;
   EXPECT_NE(ended.err.find(part), std::string::npos) << ended.err;
   EXPECT_EQ(std::count(ended.err.begin(), ended.err.end(), '\n'), 1) << ended.err;
@@ -174,28 +174,29 @@ TEST_F(EvaluateCommandTest, BadDataIsRefused) {
     all[5] = columns;
     return run_program(all);
   };
-  expect_refused(evaluate("a\tb\t1\nc\td\tmuch\n"), 4, "bad.tsv:2");
-  expect_refused(evaluate("a\tb\t1\nc\td\n"), 4, "bad.tsv:2");
-  expect_refused(evaluate("a\tb\t1\n"), 4, "all labels are alike");
-  expect_refused(evaluate("a\tb\t1\nc\td\t1\n"), 4, "all labels are alike");
-  expect_refused(evaluate("a\tb\t1\nc\td\t2\n", "1,2,9"), 4, "bad.tsv");
-  expect_refused(evaluate("a\tb\t1\nc \xff\td\t2\n"), 4, "bad.tsv:2");
+  expect_evaluate_refused(evaluate("a\tb\t1\nc\td\tmuch\n"), 4, "bad.tsv:2");
+  expect_evaluate_refused(evaluate("a\tb\t1\nc\td\n"), 4, "bad.tsv:2");
+  expect_evaluate_refused(evaluate("a\tb\t1\n"), 4, "all labels are alike");
+  expect_evaluate_refused(evaluate("a\tb\t1\nc\td\t1\n"), 4, "all labels are alike");
+  expect_evaluate_refused(evaluate("a\tb\t1\nc\td\t2\n", "1,2,9"), 4, "bad.tsv");
+  expect_evaluate_refused(evaluate("a\tb\t1\nc \xff\td\t2\n"), 4, "bad.tsv:2");
 }
 
 TEST_F(EvaluateCommandTest, BadArgumentsAreRefused) {
-  expect_refused(run_program(arguments({"--task", "similarty"})), 2, "similarity");
-  expect_refused(run_program(arguments({"--sharding-strategy", "FULL_SHARE"})), 2, "FULL_SHARD");
-  expect_refused(run_program(arguments({"--label-scale", "0"})), 2, "--label-scale");
-  expect_refused(run_program({"evaluate", path("encoder")}), 2, "--data");
+  expect_evaluate_refused(run_program(arguments({"--task", "similarty"})), 2, "similarity");
+  expect_evaluate_refused(run_program(arguments({"--sharding-strategy", "FULL_SHARE"})), 2,
+                          "FULL_SHARD");
+  expect_evaluate_refused(run_program(arguments({"--label-scale", "0"})), 2, "--label-scale");
+  expect_evaluate_refused(run_program({"evaluate", path("encoder")}), 2, "--data");
   std::vector<std::string> all = arguments();
   all[5] = "6,7";
-  expect_refused(run_program(all), 2, "--columns");
+  expect_evaluate_refused(run_program(all), 2, "--columns");
   all = arguments();
   all[9] = path("nowhere/result.json");
-  expect_refused(run_program(all), 3, "--json");
+  expect_evaluate_refused(run_program(all), 3, "--json");
   all = arguments();
   all[1] = path("nowhere");
-  expect_refused(run_program(all), 5, "no such folder");
+  expect_evaluate_refused(run_program(all), 5, "no such folder");
 }
 
 }  // namespace

@@ -116,6 +116,13 @@ TEST(Encoding, TokenisesOnAThreadOfItsOwnAndHandsErrorsOn) {
                Error);
 }
 
+TEST(Encoding, LowerCaseIsPythons) {
+  const TextTokens tokens{std::make_shared<ByteTokenizer>(), 0, true};
+  const ByteTokenizer bytes;
+  EXPECT_EQ(tokens.sequence("A LINE of Words 12"), bytes.encode("a line of words 12"));
+  EXPECT_EQ(tokens.sequence("ÄÖÜ ΟΔΟΣ İ"), bytes.encode("äöü οδος i\xcc\x87"));
+}
+
 TEST(Encoding, ATextWithoutTokensIsRefused) {
   EXPECT_THROW((void)make_token_batch({{1, 2}, {}}, 0, Device::cpu()), Error);
 }

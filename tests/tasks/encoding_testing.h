@@ -13,14 +13,14 @@
 #include "tasks/encoding.h"
 #include "tasks/sentence_losses.h"
 
-namespace tessera::tasks::testing {
+namespace tessera::testing {
 
 // A text's first and last byte, its length and a layer over them; nothing of the padding.
 struct ByteEncoder : nn::Module {
   ByteEncoder() {
     table = register_module("table", nn::Embedding(256, 8));
     layer = register_module("layer", nn::Linear(8, 6));
-    head = register_module("head", make_softmax_head(6, 3));
+    head = register_module("head", tasks::make_softmax_head(6, 3));
   }
   [[nodiscard]] Tensor forward(const models::TokenBatch& tokens) const {
     const auto ids = tokens.ids.to_vector(), lengths = tokens.lengths.to_vector();
@@ -40,7 +40,7 @@ struct ByteEncoder : nn::Module {
   nn::Linear layer, head;
 };
 
-inline TextTokens byte_tokens(std::int64_t max_length = 60) {
+inline tasks::TextTokens byte_tokens(std::int64_t max_length = 60) {
   return {std::make_shared<ByteTokenizer>(), max_length};
 }
 
@@ -56,4 +56,4 @@ inline std::vector<std::string> numbered_texts(std::size_t count, int seed) {
   return texts;
 }
 
-}  // namespace tessera::tasks::testing
+}  // namespace tessera::testing

@@ -21,26 +21,26 @@ namespace {
 using testing::byte_tokens;
 using testing::ByteEncoder;
 using testing::numbered_texts;
-using Numbers = std::vector<double>;
+using Reals = std::vector<double>;
 
 // The expected values are scipy's and scikit-learn's.
 TEST(Evaluators, Correlations) {
-  const Numbers x{0.5, 2.25, -1, 3, 3, 0.1, 7.5, -2};
-  const Numbers y{1, 0.2, 0.2, 4, 2, 0.2, 3, -5.5};
+  const Reals x{0.5, 2.25, -1, 3, 3, 0.1, 7.5, -2};
+  const Reals y{1, 0.2, 0.2, 4, 2, 0.2, 3, -5.5};
   EXPECT_NEAR(pearson(x, y), 0.7335948222258688, 1e-14);
   EXPECT_NEAR(spearman(x, y), 0.8835852486128687, 1e-14);
-  EXPECT_EQ(average_ranks(y), (Numbers{5, 3, 3, 8, 6, 3, 7, 1}));
-  EXPECT_EQ(average_ranks(x), (Numbers{4, 5, 2, 6.5, 6.5, 3, 8, 1}));
+  EXPECT_EQ(average_ranks(y), (Reals{5, 3, 3, 8, 6, 3, 7, 1}));
+  EXPECT_EQ(average_ranks(x), (Reals{4, 5, 2, 6.5, 6.5, 3, 8, 1}));
   EXPECT_EQ(pearson(x, x), 1);
-  EXPECT_EQ(spearman(x, Numbers{-1, -4, 0, -9, -9, -0.5, -70, 3}), -1);
+  EXPECT_EQ(spearman(x, Reals{-1, -4, 0, -9, -9, -0.5, -70, 3}), -1);
 }
 
 TEST(Evaluators, CorrelationsThatAreNotDefined) {
-  EXPECT_TRUE(std::isnan(pearson(Numbers{1, 1, 1}, Numbers{1, 2, 3})));
-  EXPECT_TRUE(std::isnan(spearman(Numbers{1, 2, 3}, Numbers{4, 4, 4})));
-  EXPECT_TRUE(std::isnan(pearson(Numbers{1}, Numbers{1})));
-  EXPECT_TRUE(std::isnan(spearman(Numbers{1, std::nan(""), 3}, Numbers{1, 2, 3})));
-  EXPECT_THROW((void)pearson(Numbers{1, 2}, Numbers{1}), std::logic_error);
+  EXPECT_TRUE(std::isnan(pearson(Reals{1, 1, 1}, Reals{1, 2, 3})));
+  EXPECT_TRUE(std::isnan(spearman(Reals{1, 2, 3}, Reals{4, 4, 4})));
+  EXPECT_TRUE(std::isnan(pearson(Reals{1}, Reals{1})));
+  EXPECT_TRUE(std::isnan(spearman(Reals{1, std::nan(""), 3}, Reals{1, 2, 3})));
+  EXPECT_THROW((void)pearson(Reals{1, 2}, Reals{1}), std::logic_error);
 }
 
 TEST(Evaluators, Similarities) {
@@ -58,13 +58,13 @@ TEST(Evaluators, SharesOfClasses) {
   EXPECT_NEAR(macro_f1(predicted, labels), 0.7, 1e-15);
 }
 
-struct Samples {
+struct EvaluatedSamples {
   SentencePairs pairs;
   SentenceTriplets triplets;
 };
 
-Samples make_samples(std::size_t count) {
-  Samples samples;
+EvaluatedSamples make_samples(std::size_t count) {
+  EvaluatedSamples samples;
   samples.pairs.first = samples.triplets.anchors = numbered_texts(count, 1);
   samples.pairs.second = samples.triplets.positives = numbered_texts(count, 2);
   samples.triplets.negatives = numbered_texts(count, 3);
@@ -81,11 +81,11 @@ struct Found {
 
 Found evaluate(int world, const ShardingOptions& sharding, std::size_t samples,
                std::int64_t batch_size, bool unsharded = false) {
-  const Samples all = make_samples(samples);
+  const EvaluatedSamples all = make_samples(samples);
   std::map<int, Found> by_rank;
   std::mutex mutex;
   launch(world, [&](Context& context) {
-    const tessera::testing::OneThread one_thread;
+    const testing::OneThread one_thread;
     manual_seed(6);
     ByteEncoder net;
     ShardedModel model = fully_shard(net, context, sharding);
@@ -119,10 +119,10 @@ ShardingOptions options_of(const StrategyRow& row, int world) {
 
 // One sample after the other, with no help from the code under test but its arithmetic.
 Found by_hand(std::size_t count) {
-  const Samples all = make_samples(count);
+  const EvaluatedSamples all = make_samples(count);
   Found found;
   launch(1, [&](Context&) {
-    const tessera::testing::OneThread one_thread;
+    const testing::OneThread one_thread;
     manual_seed(6);
     const ByteEncoder net;
     const NoGradGuard no_grad;
@@ -133,7 +133,7 @@ Found by_hand(std::size_t count) {
       for (const double value : embedding.to_vector()) row.push_back(static_cast<float>(value));
       return row;
     };
-    std::map<Similarity, Numbers> scores;
+    std::map<Similarity, Reals> scores;
     std::map<Similarity, double> right;
     std::vector<std::int64_t> predicted, labels;
     for (std::size_t i = 0; i < count; ++i) {
@@ -143,7 +143,7 @@ Found by_hand(std::size_t count) {
         scores[kind].push_back(similarity(kind, u, v));
         right[kind] += similarity(kind, u, v) > similarity(kind, u, negative) ? 1 : 0;
       }
-      const Numbers outputs =
+      const Reals outputs =
           softmax_logits(Tensor::from(u, {1, 6}), Tensor::from(v, {1, 6}), net.head).to_vector();
       predicted.push_back(std::max_element(outputs.begin(), outputs.end()) - outputs.begin());
       labels.push_back(static_cast<std::int64_t>(all.pairs.labels[i]));
@@ -213,7 +213,7 @@ Scores perplexity_on(int world, Strategy strategy, std::int64_t length, std::int
   std::map<int, Scores> by_rank;
   std::mutex mutex;
   launch(world, [&](Context& context) {
-    const tessera::testing::OneThread one_thread;
+    const testing::OneThread one_thread;
     manual_seed(8);
     Bigrams net;
     const ShardedModel model = fully_shard(net, context, {.strategy = strategy});

@@ -15,8 +15,8 @@
 namespace tessera::tasks {
 namespace {
 
-constexpr std::int64_t batch = 8, dimension = 6, classes = 3;
-using Numbers = std::vector<double>;
+constexpr std::int64_t reference_batch = 8, reference_dimension = 6, reference_classes = 3;
+using Reals = std::vector<double>;
 
 nlohmann::json reference() {
   const char* const source = std::getenv("TESSERA_SOURCE_DIR");
@@ -27,7 +27,7 @@ nlohmann::json reference() {
 
 // As sentence_losses.py has them.
 Tensor numbers(unsigned seed, const Shape& shape, DType dtype) {
-  Numbers values;
+  Reals values;
   for (std::int64_t i = 0; i < shape.elements(); ++i) {
     values.push_back(std::sin(12.9898 * static_cast<double>(i + 1) + 78.233 * seed));
   }
@@ -54,7 +54,7 @@ Tensor part(const Tensor& rows, const Context& context) {
 // The ranks' gradients: of embeddings each has its rows', a head's are summed; means both.
 void expect_rows(const Tensor& leaf, const nlohmann::json& expected, const Context& context,
                  double tolerance) {
-  const Numbers found = leaf.grad().to_vector();
+  const Reals found = leaf.grad().to_vector();
   const auto first = found.size() * static_cast<std::size_t>(context.rank());
   for (std::size_t i = 0; i < found.size(); ++i) {
     EXPECT_NEAR(found[i] / context.world_size(), expected[first + i].get<double>(), tolerance);
@@ -62,31 +62,34 @@ void expect_rows(const Tensor& leaf, const nlohmann::json& expected, const Conte
 }
 void expect_sum(const Tensor& leaf, const nlohmann::json& expected, const Context& context,
                 double tolerance) {
-  const Numbers found = leaf.grad().to_vector();
+  const Reals found = leaf.grad().to_vector();
   for (std::size_t i = 0; i < found.size(); ++i) {
     EXPECT_NEAR(context.mean(found[i]), expected[i].get<double>(), tolerance);
   }
 }
 
-struct Case {
+struct ReferenceCase {
   int world;
   DType dtype;
   double tolerance;
 };
 // ST computes labels in fp32.
-constexpr Case cases[] = {{1, float64, 2e-7},
-                          {2, float64, 2e-7},
-                          {4, float64, 2e-7},
-                          {1, float32, 1e-5},
-                          {2, float32, 1e-5}};
+constexpr ReferenceCase reference_cases[] = {{1, float64, 2e-7},
+                                             {2, float64, 2e-7},
+                                             {4, float64, 2e-7},
+                                             {1, float32, 1e-5},
+                                             {2, float32, 1e-5}};
 
 TEST(SentenceLossesReference, CosineSimilarityLoss) {
   const nlohmann::json expected = reference()["cosine_similarity"];
-  for (const Case& c : cases) {
+  for (const ReferenceCase& c : reference_cases) {
     launch(c.world, [&](Context& context) {
-      const Tensor u = leaf_of(part(numbers(1, {batch, dimension}, c.dtype), context));
-      const Tensor v = leaf_of(part(numbers(2, {batch, dimension}, c.dtype), context));
-      const Tensor loss = cosine_similarity_loss(u, v, part(numbers(3, {batch}, c.dtype), context));
+      const Tensor u =
+          leaf_of(part(numbers(1, {reference_batch, reference_dimension}, c.dtype), context));
+      const Tensor v =
+          leaf_of(part(numbers(2, {reference_batch, reference_dimension}, c.dtype), context));
+      const Tensor loss =
+          cosine_similarity_loss(u, v, part(numbers(3, {reference_batch}, c.dtype), context));
       EXPECT_NEAR(context.mean(loss.item()), expected["loss"].get<double>(), c.tolerance);
       loss.backward();
       expect_rows(u, expected["gradients"]["u"], context, c.tolerance);
@@ -97,18 +100,22 @@ TEST(SentenceLossesReference, CosineSimilarityLoss) {
 
 TEST(SentenceLossesReference, SoftmaxLoss) {
   const nlohmann::json expected = reference()["softmax"];
-  for (const Case& c : cases) {
+  for (const ReferenceCase& c : reference_cases) {
     launch(c.world, [&](Context& context) {
       const nn::ParameterDTypeGuard dtype_of_head(c.dtype == float64 ? float64 : float32);
-      const nn::Linear head = make_softmax_head(dimension, classes);
+      const nn::Linear head = make_softmax_head(reference_dimension, reference_classes);
       Tensor weight = head->weight(), bias = head->bias();
-      weight.copy_from(numbers(4, {classes, 3 * dimension}, c.dtype));
-      bias.copy_from(numbers(5, {classes}, c.dtype));
-      const Tensor u = leaf_of(part(numbers(1, {batch, dimension}, c.dtype), context));
-      const Tensor v = leaf_of(part(numbers(2, {batch, dimension}, c.dtype), context));
+      weight.copy_from(numbers(4, {reference_classes, 3 * reference_dimension}, c.dtype));
+      bias.copy_from(numbers(5, {reference_classes}, c.dtype));
+      const Tensor u =
+          leaf_of(part(numbers(1, {reference_batch, reference_dimension}, c.dtype), context));
+      const Tensor v =
+          leaf_of(part(numbers(2, {reference_batch, reference_dimension}, c.dtype), context));
       std::vector<std::int64_t> labels;
-      for (std::int64_t i = 0; i < batch; ++i) labels.push_back(i * i % classes);
-      const Tensor loss = softmax_loss(u, v, part(Tensor::from(labels, {batch}), context), head);
+      for (std::int64_t i = 0; i < reference_batch; ++i)
+        labels.push_back(i * i % reference_classes);
+      const Tensor loss =
+          softmax_loss(u, v, part(Tensor::from(labels, {reference_batch}), context), head);
       EXPECT_NEAR(context.mean(loss.item()), expected["loss"].get<double>(), c.tolerance);
       loss.backward();
       expect_rows(u, expected["gradients"]["u"], context, c.tolerance);
@@ -121,10 +128,12 @@ TEST(SentenceLossesReference, SoftmaxLoss) {
 
 TEST(SentenceLossesReference, MultipleNegativesRankingLoss) {
   const nlohmann::json expected = reference()["multiple_negatives_ranking"];
-  for (const Case& c : cases) {
+  for (const ReferenceCase& c : reference_cases) {
     launch(c.world, [&](Context& context) {
-      const Tensor u = leaf_of(part(numbers(1, {batch, dimension}, c.dtype), context));
-      const Tensor v = leaf_of(part(numbers(2, {batch, dimension}, c.dtype), context));
+      const Tensor u =
+          leaf_of(part(numbers(1, {reference_batch, reference_dimension}, c.dtype), context));
+      const Tensor v =
+          leaf_of(part(numbers(2, {reference_batch, reference_dimension}, c.dtype), context));
       const Tensor loss = multiple_negatives_ranking_loss(u, v, context);
       EXPECT_NEAR(context.mean(loss.item()), expected["loss"].get<double>(), 10 * c.tolerance);
       loss.backward();
@@ -136,10 +145,12 @@ TEST(SentenceLossesReference, MultipleNegativesRankingLoss) {
 
 TEST(SentenceLossesReference, MseLoss) {
   const nlohmann::json expected = reference()["mse"];
-  for (const Case& c : cases) {
+  for (const ReferenceCase& c : reference_cases) {
     launch(c.world, [&](Context& context) {
-      const Tensor u = leaf_of(part(numbers(1, {batch, dimension}, c.dtype), context));
-      const Tensor loss = mse_loss(u, part(numbers(2, {batch, dimension}, c.dtype), context));
+      const Tensor u =
+          leaf_of(part(numbers(1, {reference_batch, reference_dimension}, c.dtype), context));
+      const Tensor loss =
+          mse_loss(u, part(numbers(2, {reference_batch, reference_dimension}, c.dtype), context));
       EXPECT_NEAR(context.mean(loss.item()), expected["loss"].get<double>(), c.tolerance);
       loss.backward();
       expect_rows(u, expected["gradients"]["u"], context, c.tolerance);

@@ -24,9 +24,9 @@ using testing::check_gradients;
 using testing::leaf;
 using testing::values;
 using testing::weighted_sum;
-using Numbers = std::vector<double>;
+using Reals = std::vector<double>;
 
-double dot(const Numbers& u, const Numbers& v, std::int64_t row_u, std::int64_t row_v,
+double dot(const Reals& u, const Reals& v, std::int64_t row_u, std::int64_t row_v,
            std::int64_t dim) {
   double total = 0;
   for (std::int64_t i = 0; i < dim; ++i) {
@@ -36,7 +36,7 @@ double dot(const Numbers& u, const Numbers& v, std::int64_t row_u, std::int64_t 
   return total;
 }
 
-double cosine_of(const Numbers& u, const Numbers& v, std::int64_t row_u, std::int64_t row_v,
+double cosine_of(const Reals& u, const Reals& v, std::int64_t row_u, std::int64_t row_v,
                  std::int64_t dim) {
   return dot(u, v, row_u, row_v, dim) /
          std::sqrt(dot(u, u, row_u, row_u, dim) * dot(v, v, row_v, row_v, dim));
@@ -45,8 +45,8 @@ double cosine_of(const Numbers& u, const Numbers& v, std::int64_t row_u, std::in
 TEST(SentenceLosses, CosineSimilarity) {
   const Tensor u = leaf({5, 7}, 1);
   const Tensor v = leaf({5, 7}, 2);
-  const Numbers got = cosine_similarity(u, v).to_vector();
-  const Numbers labels{0, 1, -0.5, 0.25, 0.75};
+  const Reals got = cosine_similarity(u, v).to_vector();
+  const Reals labels{0, 1, -0.5, 0.25, 0.75};
   double loss = 0;
   for (std::int64_t i = 0; i < 5; ++i) {
     const double cosine = cosine_of(u.to_vector(), v.to_vector(), i, i, 7);
@@ -66,7 +66,7 @@ TEST(SentenceLosses, AZeroVectorHasNoDirection) {
   u.set_requires_grad(true);
   const Tensor v = Tensor::full({2, 3}, 2.0);
   const Tensor cosine = cosine_similarity(u, v);
-  EXPECT_EQ(cosine.to_vector(), (Numbers{0, 0}));
+  EXPECT_EQ(cosine.to_vector(), (Reals{0, 0}));
   sum(cosine).backward();
   for (const double slope : u.grad().to_vector()) EXPECT_TRUE(std::isfinite(slope));
 }
@@ -82,10 +82,10 @@ TEST(SentenceLosses, SoftmaxLoss) {
   const Tensor v = leaf({5, 4}, 4);
   const std::vector<std::int64_t> labels{0, 2, 1, 1, 0};
   const Tensor targets = Tensor::from(labels, {5});
-  const Numbers weight = head->weight().to_vector(), bias = head->bias().to_vector();
+  const Reals weight = head->weight().to_vector(), bias = head->bias().to_vector();
   double loss = 0;
   for (std::int64_t row = 0; row < 5; ++row) {
-    Numbers logits = bias;
+    Reals logits = bias;
     for (std::int64_t label = 0; label < 3; ++label) {
       for (std::int64_t i = 0; i < 4; ++i) {
         const double x = u.to_vector()[static_cast<std::size_t>(row * 4 + i)];
@@ -118,13 +118,13 @@ TEST(SentenceLosses, EqualSentencesHaveNoSlopeOfTheDifference) {
     sum(softmax_logits(u, other, head) * 1.0).backward();
     return u.grad().to_vector();
   };
-  const Numbers slopes = gradient(v);
-  const Numbers weight = head->weight().to_vector();
+  const Reals slopes = gradient(v);
+  const Reals weight = head->weight().to_vector();
   EXPECT_NEAR(slopes[0], weight[0] + weight[6], 1e-6);
   EXPECT_NEAR(slopes[1], weight[1] + weight[7], 1e-6);
 }
 
-double ranking_loss(const Numbers& anchors, const Numbers& positives, std::int64_t rows,
+double ranking_loss(const Reals& anchors, const Reals& positives, std::int64_t rows,
                     std::int64_t dim, double scale) {
   double loss = 0;
   for (std::int64_t i = 0; i < rows; ++i) {
@@ -208,7 +208,7 @@ constexpr Loss all_losses[] = {Loss::cosine, Loss::softmax, Loss::ranking, Loss:
 constexpr std::int64_t pairs_in_all = 12;
 
 Tensor rows_from(unsigned seed, std::int64_t first, std::int64_t count, std::int64_t columns) {
-  const Numbers all = values({pairs_in_all, columns}, seed).to_vector();
+  const Reals all = values({pairs_in_all, columns}, seed).to_vector();
   std::vector<float> mine;
   for (std::int64_t i = first * columns; i < (first + count) * columns; ++i) {
     mine.push_back(static_cast<float>(all[static_cast<std::size_t>(i)]));
@@ -234,7 +234,7 @@ Tensor loss_of(Loss loss, const Pairs& net, Context& context, std::int64_t first
 
 struct Outcome {
   double loss = 0;
-  Numbers parameters;  // after three steps
+  Reals parameters;  // after three steps
 };
 
 Outcome train(int world, Loss loss, Strategy strategy, int group_size = 0) {
@@ -261,7 +261,7 @@ Outcome train(int world, Loss loss, Strategy strategy, int group_size = 0) {
     if (!context.is_main()) return;
     outcome.loss = last;
     for (const auto& parameter : net.named_parameters()) {
-      const Numbers part = parameter.tensor.to_vector();
+      const Reals part = parameter.tensor.to_vector();
       outcome.parameters.insert(outcome.parameters.end(), part.begin(), part.end());
     }
   });
@@ -300,7 +300,7 @@ TEST(SentenceLosses, EveryStrategyHasTheSameBits) {
 
 // Without the other ranks' gradients, training with gathered negatives would go elsewhere.
 TEST(SentenceLosses, NegativesOfOtherRanksGetGradients) {
-  std::vector<Numbers> of_positive(2);
+  std::vector<Reals> of_positive(2);
   launch(2, [&](Context& context) {
     const auto rank = static_cast<unsigned>(context.rank());
     const Tensor u = leaf({2, 4}, 20 + rank);
