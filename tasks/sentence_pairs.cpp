@@ -119,7 +119,7 @@ class SentencePairsTask final : public Task {
     for (const std::int64_t row : table.rows_of(samples)) {
       const SentenceRow read = table.read(row);
       for (const std::string& text : read.texts) {
-        batch->sequences.push_back(options_.tokenizer->encode_sequence(text, length_));
+        batch->sequences.push_back(tokens_.sequence(text));
         batch->tokens += static_cast<std::int64_t>(batch->sequences.back().size());
       }
       batch->labels.push_back(static_cast<float>(read.label));
@@ -225,15 +225,13 @@ class SentencePairsTask final : public Task {
 
   void check_model(std::int64_t classes) {
     const models::SentenceEncoder& model = encoder();
-    TESSERA_CHECK(!model.do_lower_case() || options_.tokenizer->name() != "bytes",
-                  ErrorCode::configuration, "{}: do_lower_case of the folder needs its tokenizer",
-                  options_.source);
     TESSERA_CHECK(model.vocabulary() >= options_.tokenizer->vocabulary_size(),
                   ErrorCode::configuration,
                   "{}: a vocabulary of {} is too small for the {} tokens of data.tokenizer: {}",
                   options_.source, model.vocabulary(), options_.tokenizer->vocabulary_size(),
                   options_.tokenizer->name());
     length_ = options_.seq_len.value_or(model.max_seq_length());
+    tokens_ = {options_.tokenizer, length_, model.do_lower_case()};
     TESSERA_CHECK(length_ <= model.positions(), ErrorCode::configuration,
                   "{}: model.seq_len {} is more than the {} positions of the model",
                   options_.seq_len_place, length_, model.positions());
@@ -264,11 +262,12 @@ class SentencePairsTask final : public Task {
   std::unique_ptr<SentenceTable> valid_;
   std::unique_ptr<SentencePairsModel> model_;
   std::int64_t length_ = 0;  // tokens of a text, at most
+  TextTokens tokens_;
 };
 
 Evaluation SentencePairsTask::evaluate(const Context& context, std::int64_t batch_size) {
   TESSERA_REQUIRE(valid_ != nullptr, "evaluate() without data for it");
-  const EvaluationOptions how{{options_.tokenizer, length_}, batch_size};
+  const EvaluationOptions how{tokens_, batch_size};
   const Encode encode = [&](const models::TokenBatch& tokens) { return encoder().forward(tokens); };
   if (options_.valid->evaluator == SentenceEvaluator::triplet) {
     SentenceTriplets triplets;
