@@ -171,6 +171,24 @@ TEST(SentencePairs, TheMixedExampleTrains) {
   EXPECT_TRUE(std::filesystem::exists(folder.path("out/step-6/modules.json")));
 }
 
+// Plans are of the longest texts that the encoder takes; a run holds no more.
+TEST(SentencePairs, ARunHoldsWhatWasPlanned) {
+  const SentenceFolder folder;
+  const Settings settings = folder.small() + Settings{{"data.train", folder.classes()}};
+  std::vector<std::string> arguments =
+      testing::train_arguments(settings, testing::sentence_recipe());
+  arguments[0] = "plan";
+  arguments.insert(arguments.end(), {"--world-size", "2", "--device", "cpu"});
+  const auto planned = testing::run_program(arguments);
+  EXPECT_EQ(planned.code, 0) << planned.err;
+  const std::string memory = folder.path("memory.json");
+  const auto ended = train_sentences(2, settings + Settings{{"log.memory", memory}});
+  EXPECT_EQ(ended.err.find("not as planned"), std::string::npos) << ended.err;
+  const auto json = nlohmann::json::parse(testing::read_text(memory));
+  EXPECT_LE(json.at("measured").at("total").get<double>(),
+            1.02 * json.at("planned").at("total").get<double>());
+}
+
 TEST(SentencePairs, TheBestIsTheOneWithTheHighestScore) {
   const SentenceFolder folder;
   const Settings settings =
@@ -212,6 +230,16 @@ TEST(SentencePairs, WhatIsWrongWithARowIsSaidWithItsLine) {
             "a.csv:2: the label \"na\" is none of no, yes");
   EXPECT_EQ(said("a.jsonl", "{\"t\": \"x\", \"v\": \"1, 2\"}\n", "columns: [t, v], loss: mse"),
             "a.jsonl:1: the embedding \"1, 2\" is no list of numbers, as [0.5, -1.25]");
+}
+
+// A pretrained model's ids are its tokenizer's.
+TEST(SentencePairs, AnotherVocabularyIsRefused) {
+  const SentenceFolder folder;
+  folder.write_encoder("wordy", "bert", 0.1, 300);
+  const auto ended =
+      train_sentences(1, folder.small() + Settings{{"model.pretrained", folder.path("wordy")}}, 3);
+  EXPECT_NE(ended.err.find("has a vocabulary of 300, which bytes are not"), std::string::npos)
+      << ended.err;
 }
 
 TEST(SentencePairs, ATeachersEmbeddingsAreLearned) {

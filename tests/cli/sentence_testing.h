@@ -89,10 +89,11 @@ class SentenceFolder : public TrainingFolder {
   }
 
   // A tiny model of the type in a folder of the name.
-  void write_encoder(const std::string& name, const std::string& type, double dropout) const {
+  void write_encoder(const std::string& name, const std::string& type, double dropout,
+                     int vocabulary = 256) const {
     std::filesystem::create_directories(path(name + "/1_Pooling"));
     const nlohmann::json config = {{"model_type", type},
-                                   {"vocab_size", 256},
+                                   {"vocab_size", vocabulary},
                                    {"hidden_size", 32},
                                    {"num_hidden_layers", 2},
                                    {"num_attention_heads", 4},
