@@ -135,7 +135,7 @@ void take_vocabulary(const Recipe& recipe, const Tokenizer& tokenizer, nlohmann:
 
 // The encoder of a pretrained folder, or one that the recipe describes, with mean pooling.
 std::unique_ptr<models::SentenceEncoder> make_encoder(const Recipe& recipe,
-                                                      const Tokenizer& tokenizer) {
+                                                      const Tokenizer& tokenizer, bool planned) {
   if (!recipe.model.pretrained) {
     nlohmann::json config = model_configuration(recipe);
     take_vocabulary(recipe, tokenizer, config);
@@ -144,7 +144,7 @@ std::unique_ptr<models::SentenceEncoder> make_encoder(const Recipe& recipe,
   const std::filesystem::path folder = *recipe.model.pretrained;
   const nlohmann::json changes = changes_of(recipe, read_folder_config(folder / "config.json"));
   auto encoder = models::make_sentence_encoder(*recipe.model.pretrained, changes);
-  check_vocabulary(recipe, encoder->vocabulary(), tokenizer);
+  if (!planned) check_vocabulary(recipe, encoder->vocabulary(), tokenizer);
   return encoder;
 }
 
@@ -153,8 +153,8 @@ std::unique_ptr<tasks::Task> sentence_pairs_task(const Recipe& recipe, bool plan
   for (const DataSetRecipe& set : recipe.data.train) options.train.push_back(sentence_data(set));
   if (!recipe.data.valid.empty()) options.valid = sentence_data(recipe.data.valid.front());
   options.tokenizer = tokenizers::load_tokenizer(tokenizer_name(recipe));
-  options.make_encoder = [&recipe, &tokenizer = *options.tokenizer] {
-    return make_encoder(recipe, tokenizer);
+  options.make_encoder = [&recipe, planned, &tokenizer = *options.tokenizer] {
+    return make_encoder(recipe, tokenizer, planned);
   };
   if (recipe.given.contains("model.seq_len")) options.seq_len = recipe.model.seq_len;
   options.shuffle = recipe.data.shuffle;
@@ -187,7 +187,7 @@ std::unique_ptr<tasks::Task> next_token_task(const Recipe& recipe, bool planned)
   options.model = model_configuration(recipe);
   take_vocabulary(recipe, *options.tokenizer, options.model);
   const nlohmann::json vocabulary = options.model.value("vocab_size", nlohmann::json());
-  if (vocabulary.is_number_integer()) {
+  if (!planned && vocabulary.is_number_integer()) {
     check_vocabulary(recipe, vocabulary.get<std::int64_t>(), *options.tokenizer);
   }
   options.model_source = recipe.model.pretrained.value_or(recipe.source);
