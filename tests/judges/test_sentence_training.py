@@ -121,11 +121,11 @@ def first_head(tessera, minilm, pairs):
             if name.startswith(prefix)}
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("loss", ["cosine_similarity", "softmax", "multiple_negatives_ranking"])
-def test_losses_are_those_of_sentence_transformers(tessera, minilm, pairs, loss, ranks):
+def test_losses_are_those_of_sentence_transformers(tessera, minilm, pairs, loss):
+    """Two ranks of half the batch against one process with the whole of it."""
     head = first_head(tessera, minilm, pairs) if loss == "softmax" else None
-    tessera.train(recipe(minilm, pairs, loss, tessera.folder, ranks), ranks=ranks)
+    tessera.train(recipe(minilm, pairs, loss, tessera.folder, 2), ranks=2)
     expected = train_in_torch(minilm, pairs[1], loss, head)
     assert losses_of(tessera.folder) == pytest.approx(expected, abs=1e-3)
 
