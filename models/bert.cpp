@@ -1,6 +1,7 @@
 // BERT's layers.
 #include "models/bert.h"
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "kernels/base/error.h"
@@ -94,7 +95,7 @@ HuggingFaceNames BertModel::hugging_face_names() const {
   for (const char* prefix : {"", "bert."}) {
     for (const char* name : {"pooler.dense.weight", "pooler.dense.bias", "embeddings.position_ids",
                              "embeddings.token_type_ids"}) {
-      names.ignored.push_back(std::string(prefix) + name);
+      names.ignored.push_back(fmt::format("{}{}", prefix, name));
     }
   }
   for (const char* name :
@@ -103,7 +104,7 @@ HuggingFaceNames BertModel::hugging_face_names() const {
         "predictions.transform.LayerNorm.weight", "predictions.transform.LayerNorm.bias",
         "predictions.transform.LayerNorm.gamma", "predictions.transform.LayerNorm.beta",
         "seq_relationship.weight", "seq_relationship.bias"}) {
-    names.ignored.push_back(std::string("cls.") + name);
+    names.ignored.push_back(fmt::format("cls.{}", name));
   }
   return names;
 }

@@ -1,6 +1,7 @@
 // MPNet's layers.
 #include "models/mpnet.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -108,12 +109,12 @@ HuggingFaceNames MPNetModel::hugging_face_names() const {
   for (const char* prefix : {"", "mpnet."}) {
     for (const char* name :
          {"pooler.dense.weight", "pooler.dense.bias", "embeddings.position_ids"}) {
-      names.ignored.push_back(std::string(prefix) + name);
+      names.ignored.push_back(fmt::format("{}{}", prefix, name));
     }
   }
   for (const char* name : {"bias", "dense.weight", "dense.bias", "layer_norm.weight",
                            "layer_norm.bias", "decoder.weight", "decoder.bias"}) {
-    names.ignored.push_back(std::string("lm_head.") + name);
+    names.ignored.push_back(fmt::format("lm_head.{}", name));
   }
   return names;
 }

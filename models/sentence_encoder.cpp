@@ -19,12 +19,12 @@ Tensor SentenceEncoder::forward(const TokenBatch& tokens) const {
   return x.dtype() == float64 ? x : cast(x, float32);
 }
 
-std::map<std::string, std::string> SentenceEncoder::tensor_files() const {
-  std::map<std::string, std::string> files;
+std::set<std::string> SentenceEncoder::tensor_folders() const {
+  std::set<std::string> folders;
   for (const auto& [name, module] : parts_.modules) {
-    if (!module->named_parameters().empty()) files[name + "."] = name + "/model.safetensors";
+    if (!module->named_parameters().empty()) folders.insert(name);
   }
-  return files;
+  return folders;
 }
 
 nlohmann::json SentenceEncoder::config(DType weights) const {

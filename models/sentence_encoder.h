@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,6 +44,7 @@ class SentenceEncoder : public Model {
   // One row a sequence: fp32 [batch, dimension()].
   Tensor forward(const TokenBatch& tokens) const;
   [[nodiscard]] std::int64_t dimension() const { return parts_.dimension; }
+  [[nodiscard]] TextEncoder& transformer() const { return *parts_.transformer; }
   // Tokens of a text, special ones included, past which it is cut.
   [[nodiscard]] std::int64_t max_seq_length() const { return parts_.max_seq_length; }
   // Whether texts are made lower case before they are tokenised, whatever the tokenizer does.
@@ -51,9 +53,9 @@ class SentenceEncoder : public Model {
   // What a saved folder holds beside weights, config.json and the tokenizer's files: modules.json,
   // 1_Pooling/config.json and so on, by path in the folder.
   [[nodiscard]] const std::map<std::string, std::string>& files() const { return parts_.files; }
-  // Parameters whose name begins with the first are stored in the file that is the second, without
-  // that beginning: {"2_Dense.", "2_Dense/model.safetensors"}. All others in model.safetensors.
-  [[nodiscard]] std::map<std::string, std::string> tensor_files() const;
+  // The modules that have parameters, whose names begin with the folder's and a dot. Saves take
+  // them as SaveOptions::tensor_folders.
+  [[nodiscard]] std::set<std::string> tensor_folders() const;
 
   // Of the transformer.
   [[nodiscard]] nlohmann::json config(DType weights = float32) const override;

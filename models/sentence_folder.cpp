@@ -133,8 +133,9 @@ SentenceModuleHandle read_dense(const json& config, const std::string& source, s
       {"Tanh", SentenceActivation::tanh},       {"Identity", SentenceActivation::identity},
       {"ReLU", SentenceActivation::relu},       {"GELU", SentenceActivation::gelu},
       {"Sigmoid", SentenceActivation::sigmoid}, {"SiLU", SentenceActivation::silu}};
+  const std::string kind = name.substr(name.rfind('.') + 1);
   const auto* const found = std::find_if(std::begin(known), std::end(known), [&](const auto& row) {
-    return name.starts_with("torch.nn.") && name.ends_with(fmt::format(".{}", row.first));
+    return name.starts_with("torch.nn.") && kind == row.first;
   });
   reader.check(found != std::end(known),
                "activation_function \"{}\" is not built; there are torch.nn's Tanh, Identity, "
@@ -303,21 +304,18 @@ std::unique_ptr<SentenceEncoder> make_mean_pooling_encoder(const json& config,
 
 void load_sentence_encoder(const std::string& folder, const SentenceEncoder& model,
                            std::vector<checkpoint::LogicalTensor>& tensors) {
-  const auto files = model.tensor_files();
-  std::map<std::string, std::vector<checkpoint::LogicalTensor>> of_module;
+  const std::set<std::string> folders = model.tensor_folders();
+  std::map<std::string, std::vector<checkpoint::LogicalTensor>> of_folder;
   std::vector<checkpoint::LogicalTensor> transformer;
   for (const checkpoint::LogicalTensor& tensor : tensors) {
-    const auto it = std::find_if(files.begin(), files.end(), [&](const auto& file) {
-      return tensor.name.starts_with(file.first);
-    });
-    (it == files.end() ? transformer : of_module[it->first]).push_back(tensor);
+    const std::string first = tensor.name.substr(0, tensor.name.find('.'));
+    (folders.contains(first) ? of_folder[first] : transformer).push_back(tensor);
   }
   HuggingFaceNames names = model.hugging_face_names();
   // The head of a loss that a training run leaves beside the encoder.
   names.ignored.insert(names.ignored.end(), {"classifier.weight", "classifier.bias"});
   checkpoint::load_hugging_face(folder, transformer, names.ignored, names.aliases);
-  for (auto& [prefix, module] : of_module) {
-    const std::string name = prefix.substr(0, prefix.size() - 1);
+  for (auto& [name, module] : of_folder) {
     checkpoint::load_hugging_face((fs::path(folder) / name).string(), module, {}, dense_name);
   }
 }

@@ -1,7 +1,7 @@
 // Pooling of packed sequences and normalisation of rows, against plain loops in fp64.
 #include <gtest/gtest.h>
 
-#include "kernel_testing.h"
+#include "kernels/kernel_testing.h"
 #include "kernels/registry.h"
 #include "support/packed_sequences.h"
 

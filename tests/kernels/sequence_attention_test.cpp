@@ -2,7 +2,7 @@
 // dropout; a sequence's bits depend on nobody beside it; and dropout of packed rows.
 #include <gtest/gtest.h>
 
-#include "kernel_testing.h"
+#include "kernels/kernel_testing.h"
 #include "kernels/registry.h"
 #include "support/packed_sequences.h"
 
