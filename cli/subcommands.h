@@ -24,6 +24,7 @@ Command describe_convert();
 Command describe_inspect();
 Command describe_verify();
 Command describe_generate();
+Command describe_tokenize();
 Command describe_environment();
 Command describe_launch();
 Command describe_recipe();
