@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/export.h"
+#include "engine/data/corpus.h"
 #include "kernels/base/error.h"
 #include "models/registry.h"
 #include "models/sentence_encoder.h"
@@ -78,42 +79,6 @@ std::string tokenizer_name(const Recipe& recipe) {
   return folder && has_tokenizer(*folder) ? *folder : "bytes";
 }
 
-// What a run of `tessera train` on bytes has saved.
-bool was_trained_on_bytes(const std::filesystem::path& folder) {
-  std::ifstream stream(folder / "recipe.json");
-  if (!stream.is_open()) return false;
-  const auto recipe = nlohmann::json::parse(stream, nullptr, false);
-  if (!recipe.is_object() || has_tokenizer(folder)) return false;
-  const nlohmann::json name = recipe.value("/data/tokenizer"_json_pointer, nlohmann::json());
-  return name.is_null() || name == "bytes";
-}
-
-// The weights of a pretrained model know the ids of one tokenizer: those of another would train
-// them on nonsense without a word.
-void check_vocabulary(const Recipe& recipe, std::int64_t vocabulary, const Tokenizer& tokenizer) {
-  if (!recipe.model.pretrained) return;
-  const std::string& folder = *recipe.model.pretrained;
-  const bool own = has_tokenizer(folder);
-  if (tokenizer.name() == "bytes") {
-    TESSERA_CHECK(vocabulary == tokenizer.vocabulary_size() || was_trained_on_bytes(folder),
-                  ErrorCode::configuration,
-                  "{}: the model in {} has a vocabulary of {}, which bytes are not: {}, or make "
-                  "tokens of the text with tessera tokenize",
-                  where(recipe, "data.tokenizer"), folder, vocabulary,
-                  own ? "leave data.tokenizer out to take the folder's own"
-                      : "name its tokenizer's folder or file as data.tokenizer");
-    return;
-  }
-  if (!own || !recipe.data.tokenizer) return;
-  const auto of_folder = tokenizers::load_tokenizer(folder);
-  TESSERA_CHECK(of_folder->vocabulary_size() == tokenizer.vocabulary_size(),
-                ErrorCode::configuration,
-                "{}: data.tokenizer {} has {} tokens, and that of the model in {} has {}; leave "
-                "data.tokenizer out",
-                where(recipe, "data.tokenizer"), *recipe.data.tokenizer,
-                tokenizer.vocabulary_size(), folder, of_folder->vocabulary_size());
-}
-
 tasks::SentenceData sentence_data(const DataSetRecipe& set) {
   tasks::SentenceData data;
   data.files = set.files;
@@ -127,24 +92,23 @@ tasks::SentenceData sentence_data(const DataSetRecipe& set) {
   return data;
 }
 
-// A model that begins anew has the tokenizer's vocabulary where the recipe gives none.
-void take_vocabulary(const Recipe& recipe, const Tokenizer& tokenizer, nlohmann::json& config) {
-  if (recipe.model.pretrained || recipe.given.contains("model.vocab_size")) return;
-  config["vocab_size"] = tokenizer.vocabulary_size();
-}
-
 // The encoder of a pretrained folder, or one that the recipe describes, with mean pooling.
 std::unique_ptr<models::SentenceEncoder> make_encoder(const Recipe& recipe,
                                                       const Tokenizer& tokenizer, bool planned) {
   if (!recipe.model.pretrained) {
     nlohmann::json config = model_configuration(recipe);
-    take_vocabulary(recipe, tokenizer, config);
+    if (!recipe.given.contains("model.vocab_size")) {
+      config["vocab_size"] = tokenizer.vocabulary_size();
+    }
     return models::make_mean_pooling_encoder(config, recipe.source);
   }
   const std::filesystem::path folder = *recipe.model.pretrained;
   const nlohmann::json changes = changes_of(recipe, read_folder_config(folder / "config.json"));
   auto encoder = models::make_sentence_encoder(*recipe.model.pretrained, changes);
-  if (!planned) check_vocabulary(recipe, encoder->vocabulary(), tokenizer);
+  if (!planned) {
+    check_vocabulary(where(recipe, "data.tokenizer"), std::string(tokenizer.name()),
+                     tokenizer.vocabulary_size(), encoder->vocabulary(), true);
+  }
   return encoder;
 }
 
@@ -185,11 +149,8 @@ std::unique_ptr<tasks::Task> next_token_task(const Recipe& recipe, bool planned)
   options.seed = recipe.train.seed;
   options.eval_batches = recipe.train.eval_batches;
   options.model = model_configuration(recipe);
-  take_vocabulary(recipe, *options.tokenizer, options.model);
-  const nlohmann::json vocabulary = options.model.value("vocab_size", nlohmann::json());
-  if (!planned && vocabulary.is_number_integer()) {
-    check_vocabulary(recipe, vocabulary.get<std::int64_t>(), *options.tokenizer);
-  }
+  options.pretrained = recipe.model.pretrained.has_value();
+  options.takes_vocabulary = !options.pretrained && !recipe.given.contains("model.vocab_size");
   options.model_source = recipe.model.pretrained.value_or(recipe.source);
   options.source = recipe.source;
   options.train_place = where(recipe, "data.train");

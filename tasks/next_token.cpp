@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 #include "engine/autograd.h"
 #include "engine/data/permutation.h"
 #include "engine/data/samples.h"
@@ -27,6 +29,7 @@ class NextToken final : public Task {
  public:
   explicit NextToken(const NextTokenOptions& options) : options_(options) {
     if (options_.reads_data) open_data();
+    if (options_.takes_vocabulary) options_.model["vocab_size"] = vocabulary_of_data();
     {
       const DeviceGuard deferred(Device::meta());  // each rank draws its own shard only
       model_ = models::make_language_model(options_.model, options_.model_source);
@@ -36,6 +39,12 @@ class NextToken final : public Task {
                   "{}: a vocabulary of {} is too small for the {} tokens of data.tokenizer: {}",
                   options_.source, model_->vocabulary(), options_.tokenizer->vocabulary_size(),
                   options_.tokenizer->name());
+    for (const Samples& samples : samples_) {
+      samples.corpus().require_vocabulary(model_->vocabulary(), options_.pretrained);
+    }
+    if (validation_) {
+      validation_->corpus().require_vocabulary(model_->vocabulary(), options_.pretrained);
+    }
     TESSERA_CHECK(options_.seq_len <= model_->positions(), ErrorCode::configuration,
                   "{}: model.seq_len {} is more than the {} positions of the model",
                   options_.seq_len_place, options_.seq_len, model_->positions());
@@ -131,6 +140,15 @@ class NextToken final : public Task {
     validation_ =
         std::make_unique<Samples>(std::make_shared<Corpus>(*options_.valid, *options_.tokenizer),
                                   SampleOptions{options_.seq_len, false, seed});
+  }
+
+  // That of the ids in the files, where they say so; else the tokenizer's.
+  [[nodiscard]] std::int64_t vocabulary_of_data() const {
+    std::int64_t vocabulary = 0;
+    for (const Samples& samples : samples_) {
+      vocabulary = std::max(vocabulary, samples.corpus().vocabulary_size());
+    }
+    return vocabulary > 0 ? vocabulary : options_.tokenizer->vocabulary_size();
   }
 
   // Of one file the file's own, as runs have saved it.

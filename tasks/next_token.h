@@ -23,8 +23,10 @@ struct NextTokenOptions {
   std::int64_t eval_batches = 1;  // of each rank
   bool reads_data = true;         // not where a run is only planned
 
-  nlohmann::json model;      // Hugging Face's config.json
-  std::string model_source;  // and where it came from
+  nlohmann::json model;  // Hugging Face's config.json
+  bool pretrained = false;
+  bool takes_vocabulary = false;  // `model` has no vocab_size but the data's
+  std::string model_source;       // and where it came from
   // Where the run's settings and their keys stand, for messages.
   std::string source, train_place, seq_len_place;
 };
