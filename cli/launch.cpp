@@ -18,6 +18,7 @@
 #include "checkpoint/line.h"
 #include "cli/failure.h"
 #include "cli/guardian.h"
+#include "cli/insisting_signal.h"
 #include "cli/rank_process.h"
 #include "cli/restart.h"
 #include "kernels/base/error.h"
@@ -213,9 +214,17 @@ class Attempt {
   }
 
   void forward(int signal, Outcome& outcome) {
-    if (signal == SIGUSR1) return signal_all(signal);  // the ranks save, and go on
-    signal_all(outcome.stop_signal == 0 ? signal : SIGKILL);
-    if (outcome.stop_signal == 0) outcome.stop_signal = signal;
+    if (signal == SIGUSR1) {  // the ranks save, and go on
+      for (const RankProcess& rank : ranks_) rank.tell_group(signal);
+      return;
+    }
+    if (outcome.stop_signal == 0) {
+      signal_all(signal);
+      outcome.stop_signal = signal;
+      stopped_at_ = Clock::now();
+    } else if (insists(signal, Clock::now() - stopped_at_)) {
+      signal_all(SIGKILL);
+    }
   }
 
   [[nodiscard]] std::chrono::milliseconds waiting_time() const {
@@ -230,6 +239,7 @@ class Attempt {
   FailureChannel channel_;
   std::vector<RankProcess> ranks_;
   std::optional<Clock::time_point> deadline_;
+  Clock::time_point stopped_at_{};  // by the signal that the launcher got
 };
 
 void say(const std::string& line) {

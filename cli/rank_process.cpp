@@ -11,6 +11,7 @@
 #include <cstring>
 #include <utility>
 
+#include "cli/listening_processes.h"
 #include "kernels/base/error.h"
 
 extern char** environ;  // POSIX has it in no header
@@ -122,6 +123,11 @@ void RankProcess::reap() noexcept {
 
 void RankProcess::signal_group(int signal) const noexcept {
   if (running()) ::kill(-pid_, signal);
+}
+
+void RankProcess::tell_group(int signal) const {
+  if (!running()) return;
+  for (const pid_t process : processes_that_bear(signal, pid_)) ::kill(process, signal);
 }
 
 std::optional<RankExit> RankProcess::poll() {

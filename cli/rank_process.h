@@ -43,6 +43,8 @@ class RankProcess {
   [[nodiscard]] bool running() const { return pid_ > 0 && !exit_; }
 
   void signal_group(int signal) const noexcept;
+  // A message, which ends nobody: to those of the group that listen to it.
+  void tell_group(int signal) const;
   // Its exit, the first time that it is seen to have ended; never waits. Kills what it left behind
   // in its group.
   std::optional<RankExit> poll();
