@@ -13,6 +13,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -39,7 +40,10 @@ struct SaveOptions {
   int keep = 0;                        // committed steps of this run to keep, the newest; 0: all
   Scalars scalars = {};                // whatever the program wants back, the same on every rank
   std::map<std::string, std::string> files =
-      {};                            // extra small files by name (config.json ...), from rank 0
+      {};  // extra small files by name (config.json, 1_Pooling/config.json ...), from rank 0
+  // FULL: the model's tensors whose names begin with one of these and a dot go into the file
+  // model.safetensors of a folder of that name, and have the rest of their names there.
+  std::set<std::string> tensor_folders = {};
   checkpoint::Line line = {};        // which run the step belongs to
   std::optional<double> score = {};  // validation loss: the lower the better
   int keep_best = 0;  // retention leaves the steps with the lowest scores, beside the newest

@@ -38,8 +38,16 @@ constexpr std::uint64_t model_file_limit = std::uint64_t{256} << 20;
 
 constexpr std::string_view partial_mark = ".partial-";
 
+// The folder of a module as Sentence Transformers names it: "1_Pooling".
+bool is_module_folder(const std::string& name) {
+  const auto digits = name.find_first_not_of("0123456789");
+  return digits != 0 && digits != std::string::npos && name[digits] == '_';
+}
+
 bool is_export_file(const std::string& name) {
-  return name == "config.json" || name == "model.safetensors.index.json" ||
+  return name == "config.json" || name == "modules.json" || name == "sentence_bert_config.json" ||
+         name == "config_sentence_transformers.json" || is_module_folder(name) ||
+         name == "model.safetensors.index.json" ||
          (name.starts_with("model") && name.ends_with(".safetensors")) ||
          std::find(model_file_names.begin(), model_file_names.end(), name) !=
              model_file_names.end();
@@ -145,6 +153,7 @@ void export_model(comm::Communicator& communicator, const std::string& folder,
   job.state.model = model;
   job.options.model_dtype = options.dtype;
   job.options.files = options.files;
+  job.options.tensor_folders = options.tensor_folders;
   job.options.max_file_size = options.max_file_size;
   job.options.stall_timeout = options.stall_timeout;
   job.with_optimizer = false;

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 
 #include "checkpoint/state.h"
@@ -16,6 +17,7 @@ struct ExportOptions {
   DType dtype = DType::float32;                   // of floating tensors
   std::uint64_t max_file_size = 0;                // as SaveOptions::max_file_size
   std::map<std::string, std::string> files = {};  // config.json ..., from rank 0
+  std::set<std::string> tensor_folders = {};      // as SaveOptions::tensor_folders
   std::chrono::milliseconds stall_timeout{300'000};
 };
 

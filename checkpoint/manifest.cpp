@@ -54,7 +54,7 @@ std::uint64_t from_hex(std::string_view text) {
 FileRecord file_from_json(const std::string& name, const json& in) {
   FileRecord file;
   file.name = name;
-  TESSERA_CHECK(is_plain_name(name), ErrorCode::checkpoint, "'{}' is not a plain file name", name);
+  TESSERA_CHECK(is_member_name(name), ErrorCode::checkpoint, "'{}' is not a plain file name", name);
   file.bytes = in.at("bytes").get<std::uint64_t>();
   file.chunk_bytes = in.at("chunk_bytes").get<std::uint64_t>();
   TESSERA_CHECK(file.chunk_bytes != 0, ErrorCode::checkpoint, "chunk_bytes of '{}' is 0", name);
@@ -261,6 +261,17 @@ bool is_hex_id(std::string_view text) {
 bool is_plain_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." &&
          name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
+}
+
+bool is_member_name(const std::string& name) {
+  const auto slash = name.find('/');
+  if (slash == std::string::npos) return is_plain_name(name);
+  return is_plain_name(name.substr(0, slash)) && is_plain_name(name.substr(slash + 1));
+}
+
+std::string tensor_prefix(const std::string& file) {
+  const auto slash = file.find('/');
+  return slash == std::string::npos ? std::string() : file.substr(0, slash) + ".";
 }
 
 }  // namespace tessera::checkpoint

@@ -60,5 +60,10 @@ std::string to_hex(std::uint64_t value);
 bool is_hex_id(std::string_view text);  // 16 lower-case hexadecimal digits
 // A file's own name, without folders, not "." or "..".
 bool is_plain_name(const std::string& name);
+// Of a file of a step folder: a plain name, or one in a folder of it ("1_Pooling/config.json").
+bool is_member_name(const std::string& name);
+// What stands before the names of a file's tensors: nothing, or "2_Dense." for the files of the
+// folder 2_Dense.
+std::string tensor_prefix(const std::string& file);
 
 }  // namespace tessera::checkpoint

@@ -85,13 +85,14 @@ std::vector<TensorSpec> specs_of(const std::vector<LogicalTensor>& tensors,
   return specs;
 }
 
-// Which tensors go into which file: in their order, and a file ends before it would be larger than
-// `limit` (0: there is one file). A tensor that is larger has a file of its own.
+// Which of the tensors go into which file: in their order, and a file ends before it would be
+// larger than `limit` (0: there is one file). A tensor that is larger has a file of its own.
 std::vector<std::vector<std::size_t>> divide(const std::vector<TensorSpec>& specs,
+                                             const std::vector<std::size_t>& tensors,
                                              std::uint64_t limit) {
   std::vector<std::vector<std::size_t>> files(1);
   std::uint64_t bytes = 0;
-  for (std::size_t i = 0; i < specs.size(); ++i) {
+  for (const std::size_t i : tensors) {
     const std::uint64_t own =
         static_cast<std::uint64_t>(element_count(specs[i].shape, specs[i].name)) *
         size_of(specs[i].dtype);
@@ -137,7 +138,11 @@ void plan_full_file(const SectionToSave& section, const std::vector<PieceLists>&
                     const std::vector<std::size_t>& tensors, const std::string& name,
                     SavePlan& plan) {
   std::vector<TensorSpec> specs;
-  for (const std::size_t i : tensors) specs.push_back(section.specs[i]);
+  const std::size_t prefix = tensor_prefix(name).size();
+  for (const std::size_t i : tensors) {
+    specs.push_back(section.specs[i]);
+    specs.back().name.erase(0, prefix);
+  }
   const ComposedHeader header = compose_safetensors_header(specs);
   PlannedFile file{name, header.bytes, header.file_bytes, 0, true, {{0, 0}}};
   for (std::size_t n = 0; n < tensors.size(); ++n) {
@@ -163,14 +168,26 @@ void plan_full_file(const SectionToSave& section, const std::vector<PieceLists>&
 }
 
 Section plan_full(const SectionToSave& section, const std::vector<PieceLists>& of_ranks,
-                  std::uint64_t limit, SavePlan& plan) {
-  const auto files = divide(section.specs, limit);
+                  std::uint64_t limit, const std::set<std::string>& folders, SavePlan& plan) {
+  std::vector<std::size_t> outside;
+  std::map<std::string, std::vector<std::size_t>> of_folder;
+  for (std::size_t i = 0; i < section.specs.size(); ++i) {
+    const std::string& name = section.specs[i].name;
+    const auto dot = name.find('.');
+    const bool apart = dot != std::string::npos && folders.contains(name.substr(0, dot));
+    (apart ? of_folder[name.substr(0, dot)] : outside).push_back(i);
+  }
+  const auto files = divide(section.specs, outside, limit);
   Section out;
   for (std::size_t file = 0; file < files.size(); ++file) {
     out.files.push_back(files.size() == 1 ? section.stem + ".safetensors"
                                           : fmt::format("{}-{:05}-of-{:05}.safetensors",
                                                         section.stem, file + 1, files.size()));
     plan_full_file(section, of_ranks, files[file], out.files.back(), plan);
+  }
+  for (const auto& [folder, tensors] : of_folder) {
+    out.files.push_back(folder + "/" + section.stem + ".safetensors");
+    plan_full_file(section, of_ranks, tensors, out.files.back(), plan);
   }
   if (files.size() > 1) {
     plan.texts[section.stem + ".safetensors.index.json"] =
@@ -246,9 +263,9 @@ SavePlan plan_save(const State& state, const SaveOptions& options,
   const SectionToSave optimizer{"optimizer", state.optimizer,
                                 specs_of(state.optimizer, std::nullopt), &PieceLists::optimizer};
   if (options.type == StateDictType::full) {
-    plan.model = plan_full(model, of_ranks, options.max_file_size, plan);
+    plan.model = plan_full(model, of_ranks, options.max_file_size, options.tensor_folders, plan);
     if (with_optimizer)
-      plan.optimizer = plan_full(optimizer, of_ranks, options.max_file_size, plan);
+      plan.optimizer = plan_full(optimizer, of_ranks, options.max_file_size, {}, plan);
   } else {
     plan.model = plan_sharded(model, of_ranks, rank, plan);
     if (with_optimizer) plan.optimizer = plan_sharded(optimizer, of_ranks, rank, plan);

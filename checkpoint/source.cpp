@@ -55,10 +55,11 @@ Catalogue read_catalogue(const fs::path& folder, const Manifest& manifest, const
   if (manifest.type == StateDictType::full) {
     for (const std::string& name : section.files) {
       const VerifiedTensors file(folder, manifest.file(name));
+      const std::string prefix = tensor_prefix(name);
       for (const TensorEntry& entry : file.header().tensors()) {
         const std::int64_t elements = element_count(entry.shape, entry.name);
         StoredTensor tensor{entry.stored, entry.shape, {{name, entry.name, 0, elements}}};
-        TESSERA_CHECK(catalogue.emplace(entry.name, std::move(tensor)).second,
+        TESSERA_CHECK(catalogue.emplace(prefix + entry.name, std::move(tensor)).second,
                       ErrorCode::checkpoint, "'{}': tensor '{}' is in two files", folder.string(),
                       entry.name);
       }

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <optional>
 #include <random>
+#include <set>
 #include <utility>
 
 #include "checkpoint/collective.h"
@@ -106,6 +107,7 @@ class Save : public std::enable_shared_from_this<Save> {
 
   void write_file_of(std::size_t index, File& file);
   void check_extra_files() const;
+  [[nodiscard]] std::set<fs::path> inner_folders() const;
   [[nodiscard]] bool is_first() const { return rank_ == 0; }
 
   const int rank_;
@@ -198,11 +200,22 @@ std::string Save::describe_own_state() {
 
 void Save::check_extra_files() const {
   for (const auto& [name, contents] : job_.options.files) {
-    TESSERA_REQUIRE(is_plain_name(name) && name != manifest_name &&
+    TESSERA_REQUIRE(is_member_name(name) && name != manifest_name &&
                         !name.ends_with(".safetensors") &&
                         !name.ends_with(".safetensors.index.json"),
                     "an extra file of a checkpoint cannot be named '{}'", name);
   }
+}
+
+// The folders in the step's that files go into.
+std::set<fs::path> Save::inner_folders() const {
+  std::set<fs::path> folders;
+  const auto note = [&](const fs::path& name) {
+    if (name.has_parent_path()) folders.insert(partial_ / name.parent_path());
+  };
+  for (const PlannedFile& planned : plan_.files) note(planned.name);
+  for (const auto& file : job_.options.files) note(file.first);
+  return folders;
 }
 
 void Save::plan(comm::Communicator& communicator) {
@@ -242,6 +255,7 @@ std::string Save::prepare() {
   for (const auto& [name, contents] : job_.options.files) needed += contents.size();
   destination_ = job_.destination(save_id_);
   destination_->prepare(needed);
+  for (const fs::path& folder : inner_folders()) create_folder(folder);
   for (const PlannedFile& planned : plan_.files) {
     if (!planned.shared) continue;
     File file = File::create(partial_ / planned.name);
@@ -327,6 +341,7 @@ void Save::collect(const std::vector<std::string>& sums) {
 
 std::string Save::commit() {
   if (!is_first()) return {};
+  for (const fs::path& folder : inner_folders()) sync_folder(folder);
   Manifest manifest;
   manifest.save_id = save_id_;
   manifest.step = job_.step;

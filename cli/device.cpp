@@ -3,6 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <string_view>
+#include <utility>
+
 #include "engine/backend.h"
 #include "kernels/base/error.h"
 #include "sharding/comm/nccl.h"
@@ -15,22 +18,39 @@ Device gpu_of(const comm::World& world, int count) {
   return Device::cuda(count > 0 ? world.local_rank % count : 0);
 }
 
-}  // namespace
-
-Device choose_device(const Recipe& recipe, const comm::World& world) {
-  const DeviceChoice choice = recipe.train.device;
+// `asked` says who asked for a GPU.
+template <class Asked>
+Device choose(DeviceChoice choice, const Asked& asked, const comm::World& world) {
   if (choice == DeviceChoice::cpu) return Device::cpu();
   const Backend& gpus = backend_of(DeviceType::cuda);
   const int count = gpus.device_count();
   if (choice == DeviceChoice::cuda) {
-    TESSERA_CHECK(count > 0, ErrorCode::configuration,
-                  "{}: train.device: cuda cannot be had: {}; use cpu or auto",
-                  where(recipe, "train.device"), gpus.unavailable_reason());
+    TESSERA_CHECK(count > 0, ErrorCode::configuration, "{} cannot be had: {}; use cpu or auto",
+                  asked(), gpus.unavailable_reason());
     return gpu_of(world, count);
   }
   const bool one_each = count > 0 && count >= world.local_size;
   const bool connected = world.size == 1 || comm::nccl_status().available;
   return one_each && connected ? gpu_of(world, count) : Device::cpu();
+}
+
+}  // namespace
+
+Device choose_device(const Recipe& recipe, const comm::World& world) {
+  const DeviceChoice choice = recipe.train.device;
+  const auto asked = [&] { return where(recipe, "train.device") + ": train.device: cuda"; };
+  return choose(choice, asked, world);
+}
+
+Device choose_device(const std::string& name, const comm::World& world) {
+  constexpr std::pair<std::string_view, DeviceChoice> names[] = {
+      {"auto", DeviceChoice::automatic}, {"cpu", DeviceChoice::cpu}, {"cuda", DeviceChoice::cuda}};
+  for (const auto& [known, choice] : names) {
+    if (name == known)
+      return choose(
+          choice, [] { return std::string("--device cuda"); }, world);
+  }
+  fail(ErrorCode::usage, "--device {}: there are auto, cpu and cuda", name);
 }
 
 std::string describe_choice(const Recipe& recipe, Device device) {

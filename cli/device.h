@@ -15,6 +15,9 @@ namespace tessera::cli {
 // other there (one rank, or NCCL), else the CPU.
 Device choose_device(const Recipe& recipe, const comm::World& world);
 
+// The same of an option's value: auto, cpu or cuda. Error(usage) for anything else.
+Device choose_device(const std::string& name, const comm::World& world);
+
 // "cuda:0 (NVIDIA H200)"; "cpu"; with `auto` on the CPU also why no GPU is used, where the machine
 // has a driver for one: "cpu (no GPU for every rank)".
 std::string describe_choice(const Recipe& recipe, Device device);

@@ -5,7 +5,6 @@
 
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -40,18 +39,6 @@ struct GenerateCommand {
   void write_logits(models::LanguageModel& model, const std::vector<std::int64_t>& ids) const;
 };
 
-nlohmann::json read_config(const fs::path& folder) {
-  std::ifstream stream(folder / "config.json");
-  TESSERA_CHECK(stream.is_open(), ErrorCode::checkpoint,
-                "{}: no config.json there; name a checkpoint of tessera train or a folder that "
-                "transformers saved",
-                folder.string());
-  nlohmann::json config = nlohmann::json::parse(stream, nullptr, false);
-  TESSERA_CHECK(config.is_object(), ErrorCode::configuration, "{}: not a JSON object",
-                (folder / "config.json").string());
-  return config;
-}
-
 std::vector<checkpoint::LogicalTensor> whole_tensors(const models::LanguageModel& model) {
   std::vector<checkpoint::LogicalTensor> tensors;
   for (const auto& parameter : model.named_parameters()) {
@@ -78,7 +65,12 @@ std::unique_ptr<models::LanguageModel> GenerateCommand::load_model() const {
       path = found->path;
     }
   }
-  auto model = models::make_language_model(read_config(path), (path / "config.json").string());
+  TESSERA_CHECK(fs::exists(path / "config.json"), ErrorCode::checkpoint,
+                "{}: no config.json there; name a checkpoint of tessera train or a folder that "
+                "transformers saved",
+                path.string());
+  auto model = models::make_language_model(models::read_config(path.string()),
+                                           (path / "config.json").string());
   checkpoint::State state;
   state.model = whole_tensors(*model);
   if (fs::exists(path / "manifest.json")) {

@@ -33,7 +33,8 @@ MemoryPlan plan_of(const Recipe& recipe, const Context& context, int steps) {
 
 MemoryLog::MemoryLog(const Recipe& recipe, const Context& context, std::int64_t steps_done)
     : path_(*recipe.log.memory),
-      steps_left_(std::min<std::int64_t>(2, recipe.train.steps - steps_done)) {
+      steps_left_(std::min<std::int64_t>(2, recipe.train.steps - steps_done)),
+      batches_vary_(recipe.train.task == TaskKind::sentence_pairs) {
   std::error_code ignored;  // the file's own error says more
   const std::filesystem::path path = path_;
   if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), ignored);
@@ -60,11 +61,11 @@ std::optional<std::string> MemoryLog::end_step(const TrainingRun& training) {
   file_.close();
   TESSERA_CHECK(file_.good(), ErrorCode::runtime, "log.memory: {}: {}", path_,
                 describe_errno("write", errno));
-  return memory_difference(planned_.memory, measured);
+  return memory_difference(planned_.memory, measured, batches_vary_);
 }
 
-std::optional<std::string> memory_difference(const RankMemory& planned,
-                                             const RankMemory& measured) {
+std::optional<std::string> memory_difference(const RankMemory& planned, const RankMemory& measured,
+                                             bool at_most) {
   std::string text;
   const auto differ = [&](std::string_view what, std::size_t plan, std::size_t run) {
     text += fmt::format("{}{} {} planned and {} measured", text.empty() ? "" : ", ", what,
@@ -82,7 +83,8 @@ std::optional<std::string> memory_difference(const RankMemory& planned,
   }
   const auto plan = static_cast<double>(planned.total());
   const auto run = static_cast<double>(measured.total());
-  if (std::abs(plan - run) > tolerance_of_total * std::max(plan, run))
+  const double off = at_most ? run - plan : std::abs(plan - run);
+  if (off > tolerance_of_total * std::max(plan, run))
     differ("in total", planned.total(), measured.total());
   if (text.empty()) return std::nullopt;
   return "warning: memory is not as planned: " + text;

@@ -30,10 +30,13 @@ class MemoryLog {
   std::string path_;
   std::ofstream file_;
   std::int64_t steps_left_ = 0;
+  bool batches_vary_ = false;  // plans are of the longest that there may be
   MemoryPlan planned_;
 };
 
-// The text, or none where `measured` is what was planned.
-std::optional<std::string> memory_difference(const RankMemory& planned, const RankMemory& measured);
+// The text, or none where `measured` is what was planned; with `at_most`, where its total is not
+// above the plan's.
+std::optional<std::string> memory_difference(const RankMemory& planned, const RankMemory& measured,
+                                             bool at_most = false);
 
 }  // namespace tessera::cli

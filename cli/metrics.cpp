@@ -48,10 +48,11 @@ std::int64_t bytes_to_keep(const std::filesystem::path& path, std::int64_t resum
 std::string to_json_line(const StepMetrics& metrics) {
   return fmt::format(
       R"({{"step": {}, "loss": {}, "grad_norm": {}, "lr": {}, "tokens_per_s": {}, )"
-      R"("samples_per_s": {}, "step_s": {}, "peak_bytes": {}, "cached_bytes": {}, "comm_bytes": {}, "exposed_comm_s": {}}})",
+      R"("samples_per_s": {}, "step_s": {}, "peak_bytes": {}, "cached_bytes": {}, "comm_bytes": {}, "exposed_comm_s": {}, "data_wait_s": {}}})",
       metrics.step, number(metrics.loss), number(metrics.grad_norm), number(metrics.lr),
       number(metrics.tokens_per_s), number(metrics.samples_per_s), number(metrics.step_s),
-      metrics.peak_bytes, metrics.cached_bytes, metrics.comm_bytes, number(metrics.exposed_comm_s));
+      metrics.peak_bytes, metrics.cached_bytes, metrics.comm_bytes, number(metrics.exposed_comm_s),
+      number(metrics.data_wait_s));
 }
 
 MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t resume_step)
@@ -81,8 +82,13 @@ void MetricsWriter::write(const StepMetrics& metrics) {
   append(to_json_line(metrics) + "\n", metrics.step);
 }
 
-void MetricsWriter::write_valid_loss(std::int64_t step, double loss) {
-  append(fmt::format("{{\"step\": {}, \"valid_loss\": {}}}\n", step, number(loss)), step);
+void MetricsWriter::write_evaluation(std::int64_t step,
+                                     const std::vector<std::pair<std::string, double>>& numbers) {
+  std::string line = fmt::format("{{\"step\": {}", step);
+  for (const auto& [name, value] : numbers) {
+    line += fmt::format(", \"{}\": {}", name, number(value));
+  }
+  append(line + "}\n", step);
 }
 
 void MetricsWriter::append(const std::string& line, std::int64_t step) {

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace tessera::cli {
 
@@ -22,6 +24,7 @@ struct StepMetrics {
   std::int64_t cached_bytes = 0;  // free blocks that a rank's pool keeps, the largest rank's
   std::int64_t comm_bytes = 0;    // moved by a rank's collectives in this step
   double exposed_comm_s = 0;      // that computation waited for communication
+  double data_wait_s = 0;         // that the rank that waited longest waited for its data
 };
 
 // One line of JSON without its newline. Numbers have 9 significant digits, which a float survives;
@@ -44,7 +47,8 @@ class MetricsWriter {
   // Throws Error(runtime) when the file system refuses (a full disk).
   void write(const StepMetrics& metrics);
   // {"step": 50, "valid_loss": 1.25}: a line of its own behind the step's.
-  void write_valid_loss(std::int64_t step, double loss);
+  void write_evaluation(std::int64_t step,
+                        const std::vector<std::pair<std::string, double>>& numbers);
 
  private:
   void append(const std::string& line, std::int64_t step);

@@ -167,14 +167,20 @@ bool something_fits(const PlanReport& report) {
                      [&](const StrategyPlan& row) { return row.plan && fits(report, *row.plan); });
 }
 
+// What a rank computes with in a micro-batch.
+std::string batch_text(const Recipe& recipe, int ranks) {
+  const std::int64_t samples = batch_size_per_rank(recipe, ranks);
+  if (recipe.train.task == TaskKind::sentence_pairs) return fmt::format("{} pairs", samples);
+  return fmt::format("{} x {} tokens", samples, recipe.model.seq_len);
+}
+
 std::string plan_text(const PlanReport& report) {
   const Recipe& recipe = report.recipe;
   std::string text =
-      fmt::format("{}: {} rank{} on {}, {} x {} tokens a rank, {} batch{} a step\n\n",
-                  recipe.source, report.world.ranks, report.world.ranks == 1 ? "" : "s",
+      fmt::format("{}: {} rank{} on {}, {} a rank, {} batch{} a step\n\n", recipe.source,
+                  report.world.ranks, report.world.ranks == 1 ? "" : "s",
                   report.world.device == DeviceType::cuda ? "a GPU each" : "the CPUs of one host",
-                  batch_size_per_rank(recipe, report.world.ranks), recipe.model.seq_len,
-                  recipe.train.gradient_accumulation_steps,
+                  batch_text(recipe, report.world.ranks), recipe.train.gradient_accumulation_steps,
                   recipe.train.gradient_accumulation_steps == 1 ? "" : "es");
   text += memory_table(report) + elsewhere_table(report, "in files", &RankMemory::in_files) +
           elsewhere_table(report, "on the host", &RankMemory::on_host);

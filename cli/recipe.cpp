@@ -114,6 +114,10 @@ bool takes_free_text(const std::string& name) {
   return false;
 }
 
+bool takes_data_sets(const std::string& name) {
+  return name == "data.train" || name == "data.valid";
+}
+
 Leaf parse_override(const std::string& text) {
   const std::string place = "--set " + text;
   const std::size_t equals = text.find('=');
@@ -127,7 +131,8 @@ Leaf parse_override(const std::string& text) {
                 place, leaf.name);
   if (!is_key(leaf.name)) refuse_unknown(place, leaf.name);
   const std::string value = text.substr(equals + 1);
-  if (takes_free_text(leaf.name)) {
+  const bool structured = value.starts_with('[') || value.starts_with('{');
+  if (takes_free_text(leaf.name) && !(structured && takes_data_sets(leaf.name))) {
     leaf.value.kind =
         value.empty() || value == "null" ? YamlNode::Kind::null : YamlNode::Kind::scalar;
     leaf.value.text = value;
@@ -158,9 +163,9 @@ const RecipeKey& row_for(const Leaf& leaf, const Recipe& recipe) {
 // With a pretrained model the folder's config.json says what the model is; only how it is trained
 // can be changed.
 void check_pretrained(const RecipeKey& key, const Leaf& leaf, const Recipe& recipe) {
-  const bool rate = key.name.ends_with("_pdrop") || key.name.ends_with("_dropout");
   TESSERA_CHECK(
-      key.architecture.empty() || !recipe.model.pretrained || rate, ErrorCode::configuration,
+      key.architecture.empty() || !recipe.model.pretrained || key.is_dropout_rate,
+      ErrorCode::configuration,
       "{}: {} cannot be set beside model.pretrained, whose config.json has it; leave one out",
       leaf.where, key.name);
 }
@@ -241,10 +246,7 @@ Recipe parse_recipe(std::string_view text, const std::string& source,
   }
   apply(leaves, false, recipe);
   apply(settings, true, recipe);
-  for (const RecipeKey& key : recipe_keys()) {
-    if (key.complete) key.complete(recipe);
-  }
-  if (!recipe.model.pretrained) recipe.model.config["model_type"] = recipe.model.architecture;
+  complete_model(recipe);
   return recipe;
 }
 

@@ -15,11 +15,15 @@
 #include "checkpoint/checkpoint.h"
 #include "kernels/base/dtype.h"
 #include "sharding/options.h"
+#include "tasks/batch_order.h"
+#include "tasks/sentence_pairs.h"
+#include "tasks/table.h"
 
 namespace tessera::cli {
 
 enum class LearningRateSchedule : std::uint8_t { constant, linear, cosine };
 enum class OptimizerKind : std::uint8_t { adamw, sgd };
+enum class TaskKind : std::uint8_t { next_token, sentence_pairs };
 enum class DeviceChoice : std::uint8_t { automatic, cpu, cuda };
 using ShardingStrategy = tessera::Strategy;
 enum class AutoWrapPolicy : std::uint8_t { transformer_based, size_based, none };
@@ -42,16 +46,39 @@ struct ModelRecipe {
   nlohmann::json config = nlohmann::json::object();
 };
 
+using tasks::SentenceEvaluator;
+using tasks::SentenceLoss;
+
+// What a list in data.train has, or data.valid. A text stands for its file alone.
+struct DataSetRecipe {
+  std::vector<std::string> files;  // paths and patterns
+  tasks::TableFormat format = tasks::TableFormat::automatic;
+  std::vector<std::string> columns;  // empty: the first ones
+  std::optional<bool> header;
+  SentenceLoss loss = SentenceLoss::none;
+  SentenceEvaluator evaluator = SentenceEvaluator::none;
+  std::optional<double> label_scale;
+  std::vector<std::string> labels;
+  std::optional<std::int64_t> num_labels;
+  std::optional<double> scale;
+  std::string where;  // for messages
+};
+
 struct DataRecipe {
-  std::string train;
-  std::optional<std::string> valid;
-  std::string tokenizer = "bytes";
-  std::int64_t batch_size = 8;  // see batch_size_per_rank
+  std::vector<DataSetRecipe> train;
+  std::vector<DataSetRecipe> valid;      // one, or none
+  std::optional<std::string> tokenizer;  // absent: the pretrained folder's, else bytes
+  std::int64_t batch_size = 8;           // see batch_size_per_rank
   bool split_batches = false;
   bool shuffle = true;
+  bool even_batches = false;
+  bool drop_last = false;
+  tasks::Mix mix = tasks::Mix::by_size;
+  bool group_by_length = false;
 };
 
 struct TrainRecipe {
+  TaskKind task = TaskKind::next_token;
   std::int64_t steps = 1000;
   OptimizerKind optimizer = OptimizerKind::adamw;
   double lr = 3.0e-4;

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "cli/recipe_data_sets.h"
 #include "cli/recipe_schema.h"
 
 namespace tessera::cli {
@@ -41,7 +42,7 @@ std::string recipe_reference() {
     text += fmt::format("| `{}` | {} | {} | {} |\n", name, values, default_text(key, defaults),
                         key.help);
   }
-  return text;
+  return text + "\n" + data_set_reference();
 }
 
 }  // namespace tessera::cli

@@ -6,7 +6,9 @@
 #include <type_traits>
 
 #include "cli/bytes_text.h"
+#include "cli/recipe_data_sets.h"
 #include "cli/recipe_values.h"
+#include "models/registry.h"
 
 namespace tessera::cli {
 namespace {
@@ -145,6 +147,29 @@ RecipeKey always(const std::string& name, bool value, std::string help) {
   return row;
 }
 
+// A key whose value is data sets.
+template <class Access>
+RecipeKey data_sets(const std::string& name, Access access, std::string help) {
+  RecipeKey row;
+  row.name = name;
+  row.type = "text \\| data sets";
+  row.help = std::move(help);
+  row.free_text = true;
+  row.read = [=](Recipe& recipe, const YamlNode& node) {
+    access(recipe) = read_data_sets(node, name);
+  };
+  row.write = [=](const Recipe& recipe) -> nlohmann::json {
+    if (access(recipe).empty()) return nullptr;
+    return write_data_sets(access(recipe));
+  };
+  return row;
+}
+
+RecipeKey optional_value(RecipeKey row) {
+  row.optional = true;
+  return row;
+}
+
 // A number of things, or `true` for one of them and `false` for none.
 template <class Access>
 RecipeKey count_or_truth(std::string name, Access access, std::string help) {
@@ -203,10 +228,17 @@ const std::vector<Choice<DType>> wire_types = {
     {"fp16", DType::float16, false}, {"float16", DType::float16, false, false},
 };
 
+std::vector<Choice<std::string>> architecture_choices() {
+  std::vector<Choice<std::string>> choices;
+  for (const models::Architecture& architecture : models::architectures()) {
+    choices.push_back({architecture.model_type, std::string(architecture.model_type)});
+  }
+  return choices;
+}
+
 std::vector<RecipeKey> model_keys() {
   return {
-      choice(TESSERA_KEY(model, architecture),
-             std::vector<Choice<std::string>>{{"gpt2", "gpt2"}, {"llama", "llama"}},
+      choice(TESSERA_KEY(model, architecture), architecture_choices(),
              "The model's kind. With `pretrained`, the folder's config.json says it."),
       default_is("none", key(TESSERA_KEY(model, pretrained),
                              "A folder that transformers or Tessera saved: its config.json and "
@@ -219,23 +251,50 @@ std::vector<RecipeKey> model_keys() {
 
 std::vector<RecipeKey> data_keys() {
   return {
-      default_is("required", key(TESSERA_KEY(data, train), "The text file to train on.")),
-      default_is("none", key(TESSERA_KEY(data, valid), "A text file to evaluate on.")),
-      choice(TESSERA_KEY(data, tokenizer), std::vector<Choice<std::string>>{{"bytes", "bytes"}},
-             "How text becomes tokens; `bytes`: each byte is a token, 256 in all."),
+      default_is("required",
+                 data_sets(TESSERA_KEY(data, train),
+                           "What to train on: a file, a pattern, or a list of files or data sets "
+                           "(below), each batch of which is of one.")),
+      default_is("none",
+                 optional_value(data_sets(TESSERA_KEY(data, valid),
+                                          "What to evaluate on: a file, or a data set (below)."))),
+      default_is("the folder's with `pretrained`, else bytes",
+                 key(TESSERA_KEY(data, tokenizer),
+                     "How text becomes tokens: a folder or file of a tokenizer (tokenizer.json, "
+                     "vocab.txt, a SentencePiece .model), or `bytes`: each byte is a token, 256 in "
+                     "all.")),
       key(TESSERA_KEY(data, batch_size),
-          "Sequences in a micro-batch of one rank (of the whole world with `split_batches`).",
+          "Samples in a micro-batch of one rank (of the whole world with `split_batches`); a pair "
+          "of "
+          "sentences is one.",
           at_least(1)),
       key(TESSERA_KEY(data, split_batches),
           "`batch_size` is the world's and is split over the ranks, which must divide it."),
       key(TESSERA_KEY(data, shuffle),
-          "Each epoch takes the sequences in another random order; otherwise in the file's."),
+          "Each epoch takes the samples in another random order; otherwise in the file's."),
+      key(TESSERA_KEY(data, even_batches),
+          "An epoch's last batch is filled up with the epoch's first samples, as Accelerate does "
+          "it; otherwise it goes on with the next epoch's."),
+      key(TESSERA_KEY(data, drop_last),
+          "An epoch's last samples are left out when they are less than a batch of all ranks."),
+      choice(TESSERA_KEY(data, mix),
+             std::vector<Choice<tasks::Mix>>{{"by_size", tasks::Mix::by_size},
+                                             {"round_robin", tasks::Mix::round_robin}},
+             "Of several data sets: which one a batch is of, drawn by their sizes or in turn."),
+      key(TESSERA_KEY(data, group_by_length),
+          "`sentence_pairs`: samples of like length come together (1024 of the order sorted at a "
+          "time), so that less is padded."),
   };
 }
 
 std::vector<RecipeKey> train_keys() {
   using S = LearningRateSchedule;
   return {
+      choice(TESSERA_KEY(train, task),
+             std::vector<Choice<TaskKind>>{{"next_token", TaskKind::next_token},
+                                           {"sentence_pairs", TaskKind::sentence_pairs}},
+             "What is learned: the next token of a text, or embeddings of sentences "
+             "(sentence-encoders.md)."),
       key(TESSERA_KEY(train, steps), "Optimizer steps.", at_least(0)),
       choice(TESSERA_KEY(train, optimizer),
              std::vector<Choice<OptimizerKind>>{{"adamw", OptimizerKind::adamw},
@@ -416,8 +475,9 @@ std::vector<RecipeKey> checkpoint_keys() {
       key(TESSERA_KEY(checkpoint, keep), "Newest checkpoints of this run to keep; 0: all.",
           at_least(0)),
       count_or_truth(TESSERA_KEY(checkpoint, keep_best),
-                     "Checkpoints with the lowest validation loss to keep beside the newest; each "
-                     "checkpoint is evaluated on `data.valid` for it."),
+                     "Checkpoints to keep beside the newest, those with the lowest validation loss "
+                     "or the best main number of the evaluator; each checkpoint is evaluated on "
+                     "`data.valid` for it."),
       also_called({"sharding.state_dict_type"},
                   choice(TESSERA_KEY(checkpoint, state_dict_type),
                          std::vector<Choice<T>>{{"FULL_STATE_DICT", T::full},

@@ -1,6 +1,6 @@
 // The recipe's keys as one table: name, type, range, default, meaning, and how a value gets in and
 // out of a Recipe. Adding a key is a member in cli/recipe.h and a row in cli/recipe_schema.cpp
-// (cli/recipe_model_keys.cpp for the model's).
+// (the architectures' own keys are their tables' in models/).
 #pragma once
 
 #include <functional>
@@ -10,6 +10,7 @@
 
 #include "cli/recipe.h"
 #include "cli/yaml_tree.h"
+#include "models/config_key.h"
 
 namespace tessera::cli {
 
@@ -23,14 +24,19 @@ struct RecipeKey {
   std::vector<std::string> synonyms;  // full names
   bool free_text = false;             // takes the text of --set as it stands
   bool optional = false;              // `key: null` means the default
+  bool is_dropout_rate = false;       // of a model: can be set beside model.pretrained
   std::function<void(Recipe&, const YamlNode&)> read;
   std::function<nlohmann::json(const Recipe&)> write;
-  std::function<void(Recipe&)>
-      complete;  // after all are read: a default that depends on other keys; may be empty
 };
 
 const std::vector<RecipeKey>& recipe_keys();
 std::vector<RecipeKey> model_config_keys();
+
+// When all keys are read: what the architecture's configuration lacks, from the recipe's other keys
+// and the architecture's defaults.
+void complete_model(Recipe& recipe);
+// Where the recipe says what of the model's configuration; the recipe must outlive it.
+models::ConfigSource config_source(const Recipe& recipe);
 
 // docs/recipe.md's tables.
 std::string recipe_reference();

@@ -1,10 +1,13 @@
 // Checks between keys and against the number of ranks.
 #include <fmt/format.h>
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 
 #include "cli/recipe.h"
+#include "cli/recipe_schema.h"
 #include "engine/data/tokenizer.h"
 #include "kernels/base/error.h"
+#include "models/registry.h"
 
 namespace tessera::cli {
 namespace {
@@ -17,62 +20,81 @@ void check(bool holds, const Recipe& recipe, const std::string& key,
        fmt::format(text, std::forward<Args>(args)...));
 }
 
-std::int64_t configured_number(const Recipe& recipe, const char* name) {
-  return recipe.model.config.at(name).get<std::int64_t>();
-}
-
-void validate_gpt2(const Recipe& recipe) {
-  const std::int64_t width = configured_number(recipe, "n_embd");
-  const std::int64_t heads = configured_number(recipe, "n_head");
-  check(width % heads == 0, recipe, "model.n_embd", "{} is not divisible by model.n_head {}", width,
-        heads);
-  const std::int64_t positions = configured_number(recipe, "n_positions");
-  check(recipe.model.seq_len <= positions, recipe, "model.seq_len",
-        "{} is more than the {} of model.n_positions", recipe.model.seq_len, positions);
-}
-
-void validate_llama(const Recipe& recipe) {
-  const std::int64_t width = configured_number(recipe, "hidden_size");
-  const std::int64_t heads = configured_number(recipe, "num_attention_heads");
-  const std::int64_t key_heads = configured_number(recipe, "num_key_value_heads");
-  const std::int64_t head_size = configured_number(recipe, "head_dim");
-  check(width % heads == 0 || recipe.given.contains("model.head_dim"), recipe,
-        "model.num_attention_heads", "{} does not divide model.hidden_size {}", heads, width);
-  check(heads % key_heads == 0, recipe, "model.num_key_value_heads",
-        "{} does not divide model.num_attention_heads {}", key_heads, heads);
-  check(head_size % 2 == 0 && head_size > 0, recipe, "model.head_dim",
-        "must be even for rotary positions, got {}", head_size);
-  const std::int64_t positions = configured_number(recipe, "max_position_embeddings");
-  check(recipe.model.seq_len <= positions, recipe, "model.seq_len",
-        "{} is more than the {} of model.max_position_embeddings", recipe.model.seq_len, positions);
-  const auto scaling = recipe.model.config.find("rope_scaling");
-  if (scaling == recipe.model.config.end()) return;
-  check(scaling->contains("rope_type"), recipe, "model.rope_scaling.rope_type",
-        "is missing beside other keys of rope_scaling");
-  const bool is_llama3 = scaling->at("rope_type") == "llama3";
-  check(scaling->at("rope_type") == "default" || scaling->contains("factor"), recipe,
-        "model.rope_scaling.factor", "is missing beside rope_type");
-  if (!is_llama3) return;
-  for (const char* name :
-       {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}) {
-    check(scaling->contains(name), recipe, fmt::format("model.rope_scaling.{}", name),
-          "is missing for rope_type llama3");
+// The value of the key with this role in the architecture's configuration.
+std::pair<std::string, std::int64_t> configured(const Recipe& recipe, models::ConfigKey::Role role,
+                                                const models::Architecture& architecture) {
+  for (const models::ConfigKey& key : architecture.keys()) {
+    if (key.role == role) {
+      return {"model." + key.name, recipe.model.config.at(key.name).get<std::int64_t>()};
+    }
   }
-  check(scaling->at("high_freq_factor") > scaling->at("low_freq_factor"), recipe,
-        "model.rope_scaling.high_freq_factor", "must be above low_freq_factor");
+  misuse("the architecture {} has no key of a role that all have", architecture.model_type);
+}
+
+// Keys of sentences are for their task, and that task needs them.
+void validate_data_set(const Recipe& recipe, const DataSetRecipe& set, const std::string& key) {
+  const bool training = key == "data.train";
+  const auto check_set = [&](bool holds, std::string_view text) {
+    TESSERA_CHECK(holds, ErrorCode::configuration, "{}: {}: {}", set.where, key, text);
+  };
+  if (recipe.train.task == TaskKind::next_token) {
+    check_set(set.columns.empty() && set.loss == SentenceLoss::none &&
+                  set.evaluator == SentenceEvaluator::none && set.labels.empty() &&
+                  set.format == tasks::TableFormat::automatic && !set.header && !set.num_labels &&
+                  !set.label_scale && !set.scale,
+              "a data set with columns, a loss or labels is for train.task: sentence_pairs");
+    return;
+  }
+  check_set(set.loss != SentenceLoss::none || !training,
+            "needs a loss: cosine_similarity, softmax, multiple_negatives_ranking or mse");
+  check_set(set.evaluator != SentenceEvaluator::none || training,
+            "needs an evaluator: similarity, accuracy or triplet");
+  check_set(training ? set.evaluator == SentenceEvaluator::none : set.loss == SentenceLoss::none,
+            training ? "evaluator is a key of data.valid" : "loss is a key of data.train");
+  const bool classes =
+      set.loss == SentenceLoss::softmax || set.evaluator == SentenceEvaluator::accuracy;
+  check_set(set.loss != SentenceLoss::softmax || !set.labels.empty() || set.num_labels,
+            "softmax needs labels, the names of the classes, or num_labels");
+  check_set(classes || (set.labels.empty() && !set.num_labels),
+            "labels and num_labels are for the loss softmax and the evaluator accuracy");
+  check_set(set.labels.empty() || !set.num_labels ||
+                *set.num_labels == static_cast<std::int64_t>(set.labels.size()),
+            "num_labels is not the number of labels; leave it out");
+  check_set(set.labels.empty() || set.labels.size() > 1,
+            "labels has one name; classes are two or more");
+  check_set(!set.scale || set.loss == SentenceLoss::multiple_negatives_ranking,
+            "scale is for the loss multiple_negatives_ranking");
+}
+
+void validate_data(const Recipe& recipe) {
+  check(!recipe.data.train.empty(), recipe, "data.train", "is missing: the text file to train on");
+  check(recipe.data.valid.size() <= 1, recipe, "data.valid", "is one data set, not {}",
+        recipe.data.valid.size());
+  for (const DataSetRecipe& set : recipe.data.train) validate_data_set(recipe, set, "data.train");
+  for (const DataSetRecipe& set : recipe.data.valid) validate_data_set(recipe, set, "data.valid");
+  check(!recipe.data.group_by_length || recipe.train.task == TaskKind::sentence_pairs, recipe,
+        "data.group_by_length", "is for train.task: sentence_pairs");
 }
 
 void validate_model(const Recipe& recipe) {
   if (recipe.model.pretrained) return;
+  using Role = models::ConfigKey::Role;
+  const models::ConfigSource source = config_source(recipe);
+  const models::Architecture& architecture = models::architecture_of(recipe.model.config, source);
+  architecture.check(recipe.model.config, source);
   const std::int64_t bytes = ByteTokenizer().vocabulary_size();
-  check(configured_number(recipe, "vocab_size") >= bytes, recipe, "model.vocab_size",
-        "{} is less than the {} tokens of data.tokenizer: bytes",
-        configured_number(recipe, "vocab_size"), bytes);
-  if (recipe.model.architecture == "gpt2") {
-    validate_gpt2(recipe);
-  } else {
-    validate_llama(recipe);
-  }
+  const auto vocabulary = configured(recipe, Role::vocabulary, architecture);
+  const bool reads_bytes = recipe.data.tokenizer.value_or("bytes") == "bytes";
+  check(!reads_bytes || vocabulary.second >= bytes, recipe, vocabulary.first,
+        "{} is less than the {} tokens of data.tokenizer: bytes", vocabulary.second, bytes);
+  const bool encodes = architecture.kind == models::ModelKind::text_encoder;
+  const bool pairs = recipe.train.task == TaskKind::sentence_pairs;
+  check(encodes == pairs, recipe, "model.architecture", "{} {}", recipe.model.architecture,
+        pairs ? "predicts the next token; train.task: sentence_pairs needs an encoder: bert, mpnet"
+              : "is an encoder; set train.task: sentence_pairs");
+  const auto positions = configured(recipe, Role::positions, architecture);
+  check(recipe.model.seq_len <= positions.second, recipe, "model.seq_len",
+        "{} is more than the {} of {}", recipe.model.seq_len, positions.second, positions.first);
 }
 
 void validate_train(const Recipe& recipe) {
@@ -141,7 +163,7 @@ OffloadOptions offload_options(const Recipe& recipe) {
 void validate(const Recipe& recipe, int world_size) {
   TESSERA_REQUIRE(world_size > 0, "validate() needs a world of at least one rank, got {}",
                   world_size);
-  check(!recipe.data.train.empty(), recipe, "data.train", "is missing: the text file to train on");
+  validate_data(recipe);
   validate_model(recipe);
   validate_train(recipe);
   validate_sharding(recipe, world_size);
@@ -158,7 +180,8 @@ void validate(const Recipe& recipe, int world_size) {
         "checkpoint.async", "needs checkpoint.dir and checkpoint.every");
   check(!recipe.checkpoint.export_folder || !recipe.checkpoint.export_folder->empty(), recipe,
         "checkpoint.export", "is empty");
-  check(recipe.checkpoint.keep_best == 0 || recipe.data.valid, recipe, "checkpoint.keep_best",
+  check(recipe.checkpoint.keep_best == 0 || !recipe.data.valid.empty(), recipe,
+        "checkpoint.keep_best",
         "needs data.valid, the text whose loss says which checkpoint is best");
 }
 

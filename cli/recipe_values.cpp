@@ -26,26 +26,7 @@ std::optional<std::int64_t> whole_number(std::string_view text) {
   return static_cast<std::int64_t>(real);
 }
 
-std::string number_text(double value) {
-  return fmt::format("{}", value);
-}
-
 }  // namespace
-
-std::string Range::text() const {
-  std::string text;
-  if (low) text = (low_excluded ? "above " : "at least ") + number_text(*low);
-  if (high) {
-    text += (text.empty() ? "" : " and ");
-    text += (high_excluded ? "below " : "at most ") + number_text(*high);
-  }
-  return text;
-}
-
-bool Range::holds(double value) const {
-  if (low && (low_excluded ? value <= *low : value < *low)) return false;
-  return !(high && (high_excluded ? value >= *high : value > *high));
-}
 
 std::string lower_case(std::string_view text) {
   std::string result(text);

@@ -13,29 +13,14 @@
 
 #include "cli/yaml_tree.h"
 #include "kernels/base/error.h"
+#include "models/value_range.h"
 
 namespace tessera::cli {
 
-// What a key's value may be beyond its type.
-struct Range {
-  std::optional<double> low;
-  std::optional<double> high;
-  bool low_excluded = false;
-  bool high_excluded = false;
-
-  [[nodiscard]] std::string text() const;
-  [[nodiscard]] bool holds(double value) const;
-};
-
-inline Range at_least(double low) {
-  return {low, {}, false, false};
-}
-inline Range above(double low) {
-  return {low, {}, true, false};
-}
-inline Range from_up_to(double low, double high) {
-  return {low, high, false, true};
-}  // [low, high)
+using models::above;
+using models::at_least;
+using models::from_up_to;
+using models::Range;
 
 // One spelling of an enumerated value. Further spellings of the same value follow it; the first one
 // is written.

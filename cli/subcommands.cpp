@@ -12,6 +12,8 @@ const std::vector<Subcommand>& subcommands() {
       {"inspect", "List the tensors and the training state of a checkpoint", describe_inspect},
       {"verify", "Check a checkpoint's checksums and coverage", describe_verify},
       {"generate", "Continue a text, or write its logits", describe_generate},
+      {"encode", "Sentences of a file to rows of embeddings", describe_encode},
+      {"evaluate", "Score a model on a data set", describe_evaluate},
       {"recipe", "Check a recipe and print all its values, or list the keys", describe_recipe},
       {"env", "Report versions, processor, memory and optional parts", describe_environment},
   };

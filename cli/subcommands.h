@@ -24,6 +24,8 @@ Command describe_convert();
 Command describe_inspect();
 Command describe_verify();
 Command describe_generate();
+Command describe_encode();
+Command describe_evaluate();
 Command describe_environment();
 Command describe_launch();
 Command describe_recipe();

@@ -74,12 +74,12 @@ struct TrainCommand {
           recipe.train.eval_every > 0 && step.step % recipe.train.eval_every == 0;
       // Whoever asked to stop waits for no evaluation of keep_best's.
       const bool ranked = due && recipe.checkpoint.keep_best > 0 && !interrupted;
-      std::optional<double> valid_loss;
+      std::optional<tasks::Evaluation> found;
       if (training.evaluates() && (last || evaluation || ranked)) {
-        valid_loss = evaluate(training, step.step, progress, metrics);
+        found = evaluate(training, step.step, progress, metrics);
       }
       if (saves) {
-        for (const std::string& note : training.save(valid_loss)) progress.note(note);
+        for (const std::string& note : training.save(found)) progress.note(note);
         saved_at = step.step;
       } else if (training.save_requested()) {
         progress.note(
@@ -104,12 +104,17 @@ struct TrainCommand {
     return 0;
   }
 
-  static double evaluate(TrainingRun& training, std::int64_t step, Progress& progress,
-                         std::optional<MetricsWriter>& metrics) {
-    const double loss = training.evaluate();
-    if (metrics) metrics->write_valid_loss(step, loss);
-    progress.note(fmt::format("step {}: validation loss {:.4f}", step, loss));
-    return loss;
+  static tasks::Evaluation evaluate(TrainingRun& training, std::int64_t step, Progress& progress,
+                                    std::optional<MetricsWriter>& metrics) {
+    tasks::Evaluation found = training.evaluate();
+    if (metrics) metrics->write_evaluation(step, found.numbers);
+    std::string note;
+    for (const auto& [name, number] : found.numbers) {
+      note += fmt::format("{}{} {:.4f}", note.empty() ? "" : ", ",
+                          name == "valid_loss" ? "validation loss" : name, number);
+    }
+    progress.note(fmt::format("step {}: {}", step, note));
+    return found;
   }
 };
 

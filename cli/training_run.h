@@ -12,20 +12,21 @@
 #include "checkpoint/async_save.h"
 #include "cli/metrics.h"
 #include "cli/recipe.h"
-#include "engine/data/samples.h"
 #include "engine/optim/optimizer.h"
 #include "engine/optim/schedule.h"
-#include "models/language_model.h"
 #include "sharding/fully_shard.h"
 #include "sharding/plan.h"
+#include "tasks/batch_order.h"
+#include "tasks/prepared_queue.h"
+#include "tasks/task.h"
 
 namespace tessera::cli {
 
 // Where a run stands. The same on every rank; belongs to no world size.
 struct TrainingPosition {
-  std::int64_t steps = 0;          // optimizer steps done
-  std::int64_t micro_batches = 0;  // forwards done: keys dropout
-  std::int64_t samples = 0;        // global samples consumed: the next batch begins there
+  std::int64_t steps = 0;  // optimizer steps done
+  // Batches of all ranks taken, which key dropout, and where the next ones begin.
+  tasks::DataPosition data;
 };
 
 class TrainingRun {
@@ -46,12 +47,12 @@ class TrainingRun {
   // Collective. One optimizer step over gradient_accumulation_steps micro-batches. A loss or
   // gradient that is not finite is an Error(numeric) that leaves parameters as they were.
   StepMetrics step();
-  // Collective. Mean loss over the recipe's validation batches.
-  double evaluate();
+  // Collective. What the task's evaluation finds on the recipe's validation data.
+  tasks::Evaluation evaluate();
   // Collective. Writes a checkpoint of the present position, or with checkpoint.async begins to;
-  // `valid_loss` is that of this position, for checkpoint.keep_best. Notes for the user come back;
-  // a warning once, however many saves repeat it.
-  std::vector<std::string> save(std::optional<double> valid_loss = {});
+  // `found` is the evaluation of this position, for checkpoint.keep_best. Notes for the user come
+  // back; a warning once, however many saves repeat it.
+  std::vector<std::string> save(const std::optional<tasks::Evaluation>& found = {});
   // Of a checkpoint that was being written while training went on, notes when it has come to its
   // end; the second waits for that, and throws what it failed with. (Each step throws it as well.)
   std::vector<std::string> finished_save();
@@ -60,7 +61,7 @@ class TrainingRun {
   std::optional<std::string> export_weights();
 
   [[nodiscard]] const TrainingPosition& position() const { return position_; }
-  [[nodiscard]] bool evaluates() const { return validation_ != nullptr; }
+  [[nodiscard]] bool evaluates() const { return task_->evaluates(); }
   // The largest signal number that a rank noted during the last step (agreed on by all).
   [[nodiscard]] int interruption() const { return interruption_; }
   // Whether a rank was asked for a save since the last one that it was asked for (SIGUSR1).
@@ -71,7 +72,6 @@ class TrainingRun {
   [[nodiscard]] RankMemory memory() const { return measure_memory(context_); }
 
  private:
-  void open_data(const Tokenizer& tokenizer);
   void load_pretrained();
   [[nodiscard]] bool saves() const {
     return recipe_.checkpoint.dir && recipe_.checkpoint.every > 0;
@@ -86,23 +86,29 @@ class TrainingRun {
   void start_line(const std::string& from, std::vector<std::string>& notes);
   // Both say what was done.
   std::string take_position(const Scalars& scalars, const std::string& folder);
+  void take_data_position(const Scalars& scalars, const std::string& folder);
   std::string start_data_anew(const std::string& folder, std::int64_t steps);
-  double forward_backward(std::int64_t micro_batch, std::int64_t accumulated);
-  void agree(StepMetrics& metrics, double loss);
+  struct MicroBatch {
+    double loss = 0;
+    std::int64_t tokens = 0;
+  };
+  MicroBatch forward_backward(tasks::DataPosition& data, std::int64_t accumulated);
+  tasks::PreparedQueue::Taken next_batch(const tasks::DataPosition& data);
+  // Sums `mine` over the ranks.
+  MicroBatch agree(StepMetrics& metrics, const MicroBatch& mine);
   [[nodiscard]] std::int64_t peak_bytes();
   [[nodiscard]] std::int64_t cached_bytes() const;
 
   Recipe recipe_;
   Context context_;
-  std::unique_ptr<models::LanguageModel> model_;
+  std::unique_ptr<tasks::Task> task_;
   std::optional<ShardedModel> sharded_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   optim::Schedule schedule_;
-  std::unique_ptr<Samples> samples_;
-  std::unique_ptr<Samples> validation_;
+  std::optional<tasks::BatchOrder> order_;
+  std::optional<tasks::PreparedQueue> batches_;  // from the first step on
   std::int64_t batch_size_ = 0;
   TrainingPosition position_;
-  Batch batch_;
   int interruption_ = 0;
   std::int64_t save_requests_ = 0;
   std::int64_t save_requests_before_ = 0;
@@ -113,8 +119,5 @@ class TrainingRun {
   std::unique_ptr<AsyncSaver> saver_;               // goes first: it may be writing
   bool saver_ready_ = false;
 };
-
-// The model's configuration: the recipe's, or a pretrained folder's with the recipe's changes.
-nlohmann::json model_configuration(const Recipe& recipe);
 
 }  // namespace tessera::cli

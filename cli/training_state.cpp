@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <chrono>
 #include <cmath>
-#include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 
@@ -10,6 +9,7 @@
 #include "checkpoint/export.h"
 #include "checkpoint/file.h"
 #include "checkpoint/sharded_state.h"
+#include "cli/recipe_task.h"
 #include "cli/restart.h"
 #include "cli/training_run.h"
 #include "kernels/base/error.h"
@@ -17,39 +17,21 @@
 namespace tessera::cli {
 namespace {
 
-nlohmann::json read_json(const std::filesystem::path& path) {
-  std::ifstream stream(path);
-  TESSERA_CHECK(stream.is_open(), ErrorCode::configuration,
-                "{}: cannot be read; a model folder has a config.json", path.string());
-  nlohmann::json json = nlohmann::json::parse(stream, nullptr, false);
-  TESSERA_CHECK(json.is_object(), ErrorCode::configuration, "{}: not a JSON object", path.string());
-  return json;
-}
-
 std::chrono::milliseconds stall_timeout(const Recipe& recipe) {
   return std::chrono::milliseconds(
       static_cast<std::int64_t>(recipe.checkpoint.stall_timeout * 1000));
 }
 
-}  // namespace
-
-nlohmann::json model_configuration(const Recipe& recipe) {
-  nlohmann::json config = recipe.model.config;
-  if (recipe.model.pretrained) {
-    nlohmann::json folder =
-        read_json(std::filesystem::path(*recipe.model.pretrained) / "config.json");
-    folder.update(config);
-    return folder;
-  }
-  config["model_type"] = recipe.model.architecture;
-  return config;
+// Of several data sets the first has the name that a single one has.
+std::string samples_key(std::size_t data_set) {
+  return data_set == 0 ? "position/samples" : fmt::format("position/samples_{}", data_set + 1);
 }
+
+}  // namespace
 
 void TrainingRun::load_pretrained() {
   checkpoint::State state = checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::load);
-  const models::HuggingFaceNames names = model_->hugging_face_names();
-  checkpoint::load_hugging_face(*recipe_.model.pretrained, state.model, names.ignored,
-                                names.aliases);
+  task_->load_weights(*recipe_.model.pretrained, state.model);
 }
 
 // The launcher started the ranks again: what they had saved, they go on from, whatever the recipe
@@ -151,15 +133,19 @@ void TrainingRun::prepare_folder() {
   if (wanted.export_folder) {
     on_main("checkpoint.export", [&] { checkpoint::check_export_folder(*wanted.export_folder); });
   }
-  if (recipe_.model.pretrained && (saves() || wanted.export_folder)) {
+  if (!saves() && !wanted.export_folder) return;
+  if (recipe_.model.pretrained) {
     on_main("model.pretrained",
             [&] { model_files_ = checkpoint::read_model_files(*recipe_.model.pretrained); });
   }
+  on_main("data.tokenizer", [&] {
+    for (auto& [name, content] : tokenizer_files(recipe_)) model_files_[name] = content;
+  });
 }
 
 std::map<std::string, std::string> TrainingRun::files_beside_weights() const {
   std::map<std::string, std::string> files = model_files_;
-  files["config.json"] = model_->config(recipe_.checkpoint.dtype).dump(2) + "\n";
+  for (auto& [name, content] : task_->files(recipe_.checkpoint.dtype)) files[name] = content;
   return files;
 }
 
@@ -167,28 +153,28 @@ std::string TrainingRun::take_position(const Scalars& scalars, const std::string
   if (!scalars.contains("position/steps") && scalars.contains("step")) {
     return start_data_anew(folder, scalars.get<std::int64_t>("step"));
   }
-  TESSERA_CHECK(
-      scalars.contains("position/steps") && scalars.contains("corpus"), ErrorCode::checkpoint,
-      "{}: the manifest has no training position; it was not written by tessera train", folder);
-  TESSERA_CHECK(scalars.get<std::uint64_t>("corpus") == samples_->corpus().fingerprint(),
-                ErrorCode::data,
-                "{}: {} is not the text that the run in {} was trained on, so its place in it is "
-                "lost; give the old "
-                "file, or start anew from the weights with model.pretrained",
-                where(recipe_, "data.train"), recipe_.data.train, folder);
-  TESSERA_CHECK(scalars.get<std::int64_t>("seq_len", 0) == recipe_.model.seq_len &&
-                    scalars.get<std::int64_t>("seed", 0) == recipe_.train.seed &&
-                    scalars.get<bool>("shuffle", false) == recipe_.data.shuffle,
-                ErrorCode::configuration,
-                "{}: the run there has model.seq_len {}, train.seed {} and data.shuffle {}; with "
-                "others the data order "
-                "would be another",
-                folder, scalars.get<std::int64_t>("seq_len", 0),
-                scalars.get<std::int64_t>("seed", 0), scalars.get<bool>("shuffle", false));
+  TESSERA_CHECK(scalars.contains("position/steps"), ErrorCode::checkpoint,
+                "{}: the manifest has no training position; it was not written by tessera train",
+                folder);
+  task_->check_data(scalars, folder);
   position_.steps = scalars.get<std::int64_t>("position/steps");
-  position_.micro_batches = scalars.get<std::int64_t>("position/micro_batches");
-  position_.samples = scalars.get<std::int64_t>("position/samples");
+  take_data_position(scalars, folder);
   return fmt::format("resumed from {}", folder);
+}
+
+void TrainingRun::take_data_position(const Scalars& scalars, const std::string& folder) {
+  const std::size_t sets = position_.data.next.size();
+  TESSERA_CHECK(
+      scalars.contains(samples_key(sets - 1)) && !scalars.contains(samples_key(sets)),
+      ErrorCode::data,
+      "{}: the run in {} was trained on another number of data sets than {}, so its place "
+      "in them is lost; give the old ones, or start anew from the weights with "
+      "model.pretrained",
+      where(recipe_, "data.train"), folder, sets);
+  position_.data.batches = scalars.get<std::int64_t>("position/micro_batches");
+  for (std::size_t set = 0; set < sets; ++set) {
+    position_.data.next[set] = scalars.get<std::int64_t>(samples_key(set));
+  }
 }
 
 // A checkpoint that another program trained: weights, moments and the number of steps, which the
@@ -197,15 +183,15 @@ std::string TrainingRun::start_data_anew(const std::string& folder, std::int64_t
   TESSERA_CHECK(steps >= 0, ErrorCode::checkpoint, "{}: a training position of {} steps", folder,
                 steps);
   position_.steps = steps;
-  position_.micro_batches = steps * recipe_.train.gradient_accumulation_steps;
-  position_.samples = 0;
+  position_.data = order_->begin();
+  position_.data.batches = steps * recipe_.train.gradient_accumulation_steps;
   return fmt::format(
       "resumed from {}: weights, moments and step {}; it has no position in the data, whose order "
       "begins anew",
       folder, steps);
 }
 
-std::vector<std::string> TrainingRun::save(std::optional<double> valid_loss) {
+std::vector<std::string> TrainingRun::save(const std::optional<tasks::Evaluation>& found) {
   SaveOptions options;
   options.step = position_.steps;
   options.type = recipe_.checkpoint.state_dict_type;
@@ -214,18 +200,20 @@ std::vector<std::string> TrainingRun::save(std::optional<double> valid_loss) {
   options.max_file_size = recipe_.checkpoint.max_file_size;
   options.stall_timeout = stall_timeout(recipe_);
   options.scalars.set("position/steps", position_.steps)
-      .set("position/micro_batches", position_.micro_batches)
-      .set("position/samples", position_.samples)
-      .set("corpus", samples_->corpus().fingerprint())
-      .set("seq_len", recipe_.model.seq_len)
-      .set("seed", recipe_.train.seed)
-      .set("shuffle", recipe_.data.shuffle);
+      .set("position/micro_batches", position_.data.batches);
+  for (std::size_t set = 0; set < position_.data.next.size(); ++set) {
+    options.scalars.set(samples_key(set), position_.data.next[set]);
+  }
+  task_->remember_data(options.scalars);
   options.files = files_beside_weights();
+  options.tensor_folders = task_->tensor_folders();
   options.files["recipe.json"] = to_json(recipe_).dump(2) + "\n";
   options.keep_best = static_cast<int>(recipe_.checkpoint.keep_best);
-  if (valid_loss && std::isfinite(*valid_loss)) {
-    options.score = valid_loss;
-    options.scalars.set("valid_loss", *valid_loss);
+  if (found && std::isfinite(found->best_by())) {
+    options.score = found->higher_is_better ? -found->best_by() : found->best_by();
+    for (const auto& [name, number] : found->numbers) {
+      if (std::isfinite(number)) options.scalars.set(name, number);
+    }
   }
   const std::string& dir = *recipe_.checkpoint.dir;
   if (!saver_) {
@@ -276,6 +264,7 @@ std::optional<std::string> TrainingRun::export_weights() {
                            {.dtype = recipe_.checkpoint.dtype,
                             .max_file_size = recipe_.checkpoint.max_file_size,
                             .files = files_beside_weights(),
+                            .tensor_folders = task_->tensor_folders(),
                             .stall_timeout = stall_timeout(recipe_)});
   return "exported the weights to " + *recipe_.checkpoint.export_folder;
 }

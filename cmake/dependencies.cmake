@@ -9,3 +9,7 @@ find_package(nlohmann_json 3.10 CONFIG REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(libhwy REQUIRED IMPORTED_TARGET GLOBAL libhwy)
 pkg_check_modules(libxxhash REQUIRED IMPORTED_TARGET GLOBAL libxxhash)
+# Tokenizers: characters, patterns, SentencePiece's models.
+pkg_check_modules(icu-uc REQUIRED IMPORTED_TARGET GLOBAL icu-uc)
+pkg_check_modules(libpcre2-8 REQUIRED IMPORTED_TARGET GLOBAL libpcre2-8)
+pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET GLOBAL sentencepiece)

@@ -4,10 +4,13 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <utility>
+#include <vector>
 
 #include "engine/tensor.h"
 #include "kernels/elementwise.h"
+#include "kernels/pooling.h"
 
 namespace tessera {
 
@@ -69,6 +72,8 @@ Tensor gelu(const Tensor& x, bool exact = true);
 Tensor cast(const Tensor& x, DType dtype);
 // The same memory in another shape of as many elements.
 Tensor reshape(const Tensor& x, const Shape& shape);
+// One after the other along dimension 0. Their other dimensions, dtypes and devices agree.
+Tensor concatenate(std::initializer_list<Tensor> parts);
 Tensor sum(const Tensor& x);      // to one element
 Tensor mean(const Tensor& x);     // to one element
 Tensor softmax(const Tensor& x);  // over the last dimension
@@ -122,6 +127,44 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
                  const AttentionOptions& options);
 // qkv [batch, T, (heads + 2*key_heads)*D], q first, then k, then v; nothing is copied apart.
 Tensor packed_attention(const Tensor& qkv, const AttentionOptions& options);
+
+// Sequences that follow each other in the rows of a tensor [rows, ...] and cover them all. The
+// tensors lie on that tensor's device.
+struct Sequences {
+  Tensor starts;   // int32 [count]: the first row
+  Tensor lengths;  // int32 [count], at least 1
+  // int32 [rows]: i * capacity + t for the row t of sequence i. Random draws are numbered by it, so
+  // that a sequence's do not depend on the lengths of others.
+  Tensor slots;
+  std::int64_t longest = 0;   // no length is above it
+  std::int64_t capacity = 0;  // nor is it above this, the same number in all batches
+
+  [[nodiscard]] std::int64_t count() const { return lengths.elements(); }
+};
+
+struct SequenceAttentionOptions {
+  std::int64_t heads = 1;
+  double scale = 0;    // 0: 1/sqrt(head size)
+  double dropout = 0;  // of the probabilities
+  // Added to the scaled scores: [2 * L - 1, heads] in fp32 (fp64 for fp64), where key j has the row
+  // j - i + L - 1 for query i; L is at least the longest. Or undefined.
+  Tensor relative_bias = {};
+};
+// Attention of each sequence to itself: q, k and v [rows, heads*D] -> [rows, heads*D]. A sequence's
+// result depends on no other sequence, and not on where its rows lie.
+Tensor sequence_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                          const Sequences& sequences, const SequenceAttentionOptions& options);
+// dropout() of rows [rows, dim] that belong to sequences.
+Tensor sequence_dropout(const Tensor& x, double p, const Sequences& sequences);
+
+// mean_sqrt_length: the sum divided by the square root of the length.
+using kernels::PoolingMode;
+// One row for each sequence of x [rows, dim]: [count, dim * modes] in fp32 (fp64 for fp64), the
+// modes' results side by side. The maximum's gradient goes to the first row that has it.
+Tensor pool_sequences(const Tensor& x, const Sequences& sequences,
+                      const std::vector<PoolingMode>& modes);
+// Rows of x [..., dim] divided by their Euclidean norm, or by eps where that is larger.
+Tensor normalize_rows(const Tensor& x, double eps = 1e-12);
 
 // x [batch, T, heads*D] rotated by positions first_position + t; cosine and sine fp32 [positions,
 // D/2].

@@ -31,12 +31,14 @@ struct RecomputeOptions {
 };
 
 // Ops whose results can be kept.
-inline constexpr OpSet keepable_ops = {Op::attention, Op::packed_attention, Op::linear, Op::matmul};
+inline constexpr OpSet keepable_ops = {Op::attention, Op::packed_attention, Op::sequence_attention,
+                                       Op::linear, Op::matmul};
 // Those that cost most for the bytes they keep. A kept element of attention's output saves 2 x
 // length multiplications and additions (4 x length without causal mask), and memory traffic at
 // attention's rate; one of a product's output saves 2 x its depth. For GPT-2 a layer of width C
 // keeps 10 C elements a token without recomputation, C with it, 2 C with attention's output.
-inline constexpr OpSet ops_worth_keeping = {Op::attention, Op::packed_attention};
+inline constexpr OpSet ops_worth_keeping = {Op::attention, Op::packed_attention,
+                                            Op::sequence_attention};
 
 namespace detail {
 

@@ -10,9 +10,11 @@
 #include "kernels/matmul.h"
 #include "kernels/normalization.h"
 #include "kernels/optimizer.h"
+#include "kernels/pooling.h"
 #include "kernels/random.h"
 #include "kernels/reduction.h"
 #include "kernels/rotary.h"
+#include "kernels/sequence_attention.h"
 
 namespace tessera::kernels {
 
@@ -21,37 +23,44 @@ struct Queue {
   void* native = nullptr;
 };
 
-#define TESSERA_KERNELS(X)                        \
-  X(matmul, Matmul)                               \
-  X(fill, Fill)                                   \
-  X(cast, Cast)                                   \
-  X(unary, Unary)                                 \
-  X(unary_backward, UnaryBackward)                \
-  X(binary, Binary)                               \
-  X(affine, Affine)                               \
-  X(sum_rows, SumRows)                            \
-  X(sum_all, SumAll)                              \
-  X(sum_of_squares, SumOfSquares)                 \
-  X(reduce_ranks, ReduceRanks)                    \
-  X(norm_forward, NormForward)                    \
-  X(norm_backward, NormBackward)                  \
-  X(bias_gelu, BiasGelu)                          \
-  X(bias_gelu_backward, BiasGeluBackward)         \
-  X(swiglu, SwiGlu)                               \
-  X(swiglu_backward, SwiGluBackward)              \
-  X(embedding_forward, EmbeddingForward)          \
-  X(embedding_backward, EmbeddingBackward)        \
-  X(rotary, Rotary)                               \
-  X(random_fill, RandomFill)                      \
-  X(dropout, Dropout)                             \
-  X(attention_forward, AttentionForward)          \
-  X(attention_backward, AttentionBackward)        \
-  X(cross_entropy_forward, CrossEntropyForward)   \
-  X(mean_loss, MeanLoss)                          \
-  X(cross_entropy_backward, CrossEntropyBackward) \
-  X(softmax_forward, SoftmaxForward)              \
-  X(softmax_backward, SoftmaxBackward)            \
-  X(adamw_step, AdamWStep)                        \
+#define TESSERA_KERNELS(X)                                  \
+  X(matmul, Matmul)                                         \
+  X(fill, Fill)                                             \
+  X(cast, Cast)                                             \
+  X(unary, Unary)                                           \
+  X(unary_backward, UnaryBackward)                          \
+  X(binary, Binary)                                         \
+  X(affine, Affine)                                         \
+  X(sum_rows, SumRows)                                      \
+  X(sum_all, SumAll)                                        \
+  X(sum_of_squares, SumOfSquares)                           \
+  X(reduce_ranks, ReduceRanks)                              \
+  X(norm_forward, NormForward)                              \
+  X(norm_backward, NormBackward)                            \
+  X(bias_gelu, BiasGelu)                                    \
+  X(bias_gelu_backward, BiasGeluBackward)                   \
+  X(swiglu, SwiGlu)                                         \
+  X(swiglu_backward, SwiGluBackward)                        \
+  X(embedding_forward, EmbeddingForward)                    \
+  X(embedding_backward, EmbeddingBackward)                  \
+  X(rotary, Rotary)                                         \
+  X(random_fill, RandomFill)                                \
+  X(dropout, Dropout)                                       \
+  X(attention_forward, AttentionForward)                    \
+  X(attention_backward, AttentionBackward)                  \
+  X(sequence_attention_forward, SequenceAttentionForward)   \
+  X(sequence_attention_backward, SequenceAttentionBackward) \
+  X(sequence_dropout, SequenceDropout)                      \
+  X(pool_forward, PoolForward)                              \
+  X(pool_backward, PoolBackward)                            \
+  X(normalize_rows, NormalizeRows)                          \
+  X(normalize_rows_backward, NormalizeRowsBackward)         \
+  X(cross_entropy_forward, CrossEntropyForward)             \
+  X(mean_loss, MeanLoss)                                    \
+  X(cross_entropy_backward, CrossEntropyBackward)           \
+  X(softmax_forward, SoftmaxForward)                        \
+  X(softmax_backward, SoftmaxBackward)                      \
+  X(adamw_step, AdamWStep)                                  \
   X(sgd_step, SgdStep)
 
 struct KernelTable {

@@ -8,88 +8,91 @@
 #include <cmath>
 
 namespace tessera::models {
+namespace {
 
-ConfigReader::ConfigReader(const nlohmann::json& config, std::string source)
+// What is wanted in words, where `value` is not of the key's type and range; else nothing.
+std::string unmet_wish(const ConfigKey& key, const nlohmann::json& value) {
+  constexpr std::int64_t limit = std::int64_t{1} << 31;  // keeps every product of two sizes exact
+  switch (key.type) {
+    case ConfigKey::Type::whole: {
+      const auto least = static_cast<std::int64_t>(key.range.low.value_or(0));
+      const bool fits = value.is_number_integer() && value >= least && value < limit;
+      return fits ? "" : fmt::format("a whole number from {} to {}", least, limit - 1);
+    }
+    case ConfigKey::Type::number: {
+      const bool fits = value.is_number() && std::isfinite(value.get<double>()) &&
+                        key.range.holds(value.get<double>());
+      return fits ? "" : fmt::format("a number {}", key.range.text());
+    }
+    case ConfigKey::Type::flag:
+      return value.is_boolean() ? "" : "true or false";
+    case ConfigKey::Type::choice:
+      break;
+  }
+  if (!value.is_string()) {
+    return fmt::format("a text, one of {},", fmt::join(key.choices, ", "));
+  }
+  const auto found = std::ranges::find(key.choices, value.get<std::string>());
+  return found != key.choices.end() ? "" : fmt::format("one of {}", fmt::join(key.choices, ", "));
+}
+
+}  // namespace
+
+ConfigSource::ConfigSource(std::string file)
+    : where([file = std::move(file)](const std::string&) { return file; }),
+      name([](const std::string& key) { return key; }) {}
+
+ConfigReader::ConfigReader(const nlohmann::json& config, ConfigSource source)
     : config_(config), source_(std::move(source)) {
-  check(config.is_object(), "a JSON object with the model's configuration is wanted, this is {}",
-        config.type_name());
+  TESSERA_CHECK(config.is_object(), ErrorCode::configuration,
+                "{}: a JSON object with the model's configuration is wanted, this is {}",
+                source_.where(""), config.type_name());
 }
 
 const nlohmann::json* ConfigReader::find(std::string_view key) const {
+  const nlohmann::json* object = &config_;
+  for (std::size_t begin = 0;;) {
+    const std::size_t dot = key.find('.', begin);
+    const auto found = object->find(key.substr(begin, dot - begin));
+    if (found == object->end() || found->is_null()) return nullptr;
+    if (dot == std::string_view::npos) return &*found;
+    if (!found->is_object()) refuse(key.substr(0, dot), *found, "an object or null");
+    object = &*found;
+    begin = dot + 1;
+  }
+}
+
+bool ConfigReader::is_null(std::string_view key) const {
   const auto found = config_.find(key);
-  return found == config_.end() || found->is_null() ? nullptr : &*found;
+  return found != config_.end() && found->is_null();
 }
 
 void ConfigReader::refuse(std::string_view key, const nlohmann::json& value,
                           std::string_view wanted) const {
-  fail(ErrorCode::configuration, "{}: {} is {}; {} is wanted", source_, key, value.dump(), wanted);
+  check(false, key, "is {}; {} is wanted", value.dump(), wanted);
+  misuse("a check that cannot hold did");
 }
 
-void ConfigReader::missing(std::string_view key) const {
-  fail(ErrorCode::configuration, "{}: {} is missing", source_, key);
+const nlohmann::json* ConfigReader::value(const ConfigKey& key) const {
+  const nlohmann::json* given = find(key.name);
+  if (given == nullptr) return nullptr;
+  const std::string wish = unmet_wish(key, *given);
+  if (!wish.empty()) refuse(key.name, *given, wish);
+  return given;
 }
 
-std::int64_t ConfigReader::positive(std::string_view key,
-                                    std::optional<std::int64_t> fallback) const {
+std::string ConfigReader::text(std::string_view key) const {
   const nlohmann::json* value = find(key);
-  if (value == nullptr) return fallback ? *fallback : (missing(key), 0);
-  constexpr std::int64_t limit = std::int64_t{1} << 31;  // keeps every product of two sizes exact
-  const bool fits = value->is_number_integer() && *value >= 1 && *value < limit;
-  if (!fits) refuse(key, *value, "a whole number from 1 to 2147483647");
-  return value->get<std::int64_t>();
-}
-
-double ConfigReader::number(std::string_view key, std::optional<double> fallback) const {
-  const nlohmann::json* value = find(key);
-  if (value == nullptr) return fallback ? *fallback : (missing(key), 0);
-  if (!value->is_number() || !std::isfinite(value->get<double>())) refuse(key, *value, "a number");
-  return value->get<double>();
-}
-
-double ConfigReader::positive_number(std::string_view key, std::optional<double> fallback) const {
-  const double value = number(key, fallback);
-  if (value <= 0) refuse(key, value, "a number above 0");
-  return value;
-}
-
-double ConfigReader::probability(std::string_view key, double fallback) const {
-  const double value = number(key, fallback);
-  if (value < 0 || value >= 1) refuse(key, value, "a number from 0 to below 1");
-  return value;
-}
-
-bool ConfigReader::flag(std::string_view key, bool fallback) const {
-  const nlohmann::json* value = find(key);
-  if (value == nullptr) return fallback;
-  if (!value->is_boolean()) refuse(key, *value, "true or false");
-  return value->get<bool>();
-}
-
-std::string ConfigReader::text(std::string_view key, std::optional<std::string> fallback) const {
-  const nlohmann::json* value = find(key);
-  if (value == nullptr) return fallback ? *fallback : (missing(key), "");
+  check(value != nullptr, key, "is missing");
   if (!value->is_string()) refuse(key, *value, "a text");
   return value->get<std::string>();
 }
 
-std::string ConfigReader::choice(std::string_view key, const std::vector<std::string>& known,
-                                 std::string fallback) const {
-  std::string value = text(key, std::move(fallback));
-  if (std::ranges::find(known, value) == known.end()) {
-    refuse(key, value, fmt::format("one of {}", fmt::join(known, ", ")));
-  }
-  return value;
-}
-
 void ConfigReader::only(std::string_view key, bool supported) const {
-  check(flag(key, supported) == supported, "{} = {} is not built; {} is", key, !supported,
-        supported);
-}
-
-const nlohmann::json* ConfigReader::object(std::string_view key) const {
   const nlohmann::json* value = find(key);
-  if (value != nullptr && !value->is_object()) refuse(key, *value, "an object or null");
-  return value;
+  if (value == nullptr) return;
+  if (!value->is_boolean()) refuse(key, *value, "true or false");
+  check(*value == supported, key, "= {} is not built; {} is", !supported, supported);
 }
 
 void complete_config(nlohmann::json& config, std::string_view model_class,

@@ -12,39 +12,34 @@
 
 #include "kernels/base/dtype.h"
 #include "kernels/base/error.h"
+#include "models/config_key.h"
 
 namespace tessera::models {
 
+// A key may be a path ("rope_scaling.factor"); absent and null are the same.
 class ConfigReader {
  public:
   // `config` must outlive the reader.
-  ConfigReader(const nlohmann::json& config, std::string source);
+  ConfigReader(const nlohmann::json& config, ConfigSource source);
 
-  // A value that is absent or null takes the fallback; without a fallback it is an error.
-  [[nodiscard]] std::int64_t positive(std::string_view key,
-                                      std::optional<std::int64_t> fallback = {}) const;
-  [[nodiscard]] double number(std::string_view key, std::optional<double> fallback = {}) const;
-  [[nodiscard]] double positive_number(std::string_view key,
-                                       std::optional<double> fallback = {}) const;
-  [[nodiscard]] double probability(std::string_view key, double fallback) const;  // in [0, 1)
-  [[nodiscard]] bool flag(std::string_view key, bool fallback) const;
-  [[nodiscard]] std::string text(std::string_view key,
-                                 std::optional<std::string> fallback = {}) const;
-  // A text that must be one of `known`.
-  [[nodiscard]] std::string choice(std::string_view key, const std::vector<std::string>& known,
-                                   std::string fallback) const;
+  // The value under `key`, which must be of its type and range; null when it is not given.
+  [[nodiscard]] const nlohmann::json* value(const ConfigKey& key) const;
+  [[nodiscard]] std::string text(std::string_view key) const;
   // The value must be `supported` or absent; anything else is refused.
   void only(std::string_view key, bool supported) const;
 
-  // The object under `key`, or null when it is absent or null.
-  [[nodiscard]] const nlohmann::json* object(std::string_view key) const;
   [[nodiscard]] bool has(std::string_view key) const { return find(key) != nullptr; }
-  [[nodiscard]] const std::string& source() const { return source_; }
+  // Whether null stands there.
+  [[nodiscard]] bool is_null(std::string_view key) const;
+  [[nodiscard]] const ConfigSource& source() const { return source_; }
 
+  // "WHERE: KEY text" unless the condition holds.
   template <class... Args>
-  void check(bool condition, fmt::format_string<Args...> format, Args&&... args) const {
+  void check(bool condition, std::string_view key, fmt::format_string<Args...> format,
+             Args&&... args) const {
     if (condition) return;
-    fail(ErrorCode::configuration, "{}: {}", source_,
+    const std::string name(key);
+    fail(ErrorCode::configuration, "{}: {} {}", source_.where(name), source_.name(name),
          fmt::format(format, std::forward<Args>(args)...));
   }
 
@@ -52,10 +47,9 @@ class ConfigReader {
   [[nodiscard]] const nlohmann::json* find(std::string_view key) const;  // null when absent or null
   [[noreturn]] void refuse(std::string_view key, const nlohmann::json& value,
                            std::string_view wanted) const;
-  [[noreturn]] void missing(std::string_view key) const;
 
   const nlohmann::json& config_;
-  std::string source_;
+  ConfigSource source_;
 };
 
 // The keys that every config.json ends with: class, type, dtype of the weights, and special tokens

@@ -5,57 +5,61 @@
 #include <nlohmann/json.hpp>
 
 #include "models/config_reader.h"
+#include "models/config_table.h"
 
 namespace tessera::models {
+namespace {
 
-Gpt2Config Gpt2Config::parse(const nlohmann::json& config, const std::string& source) {
+ConfigTable<Gpt2Config> make_gpt2_table() {
+  using C = Gpt2Config;
+  ConfigTable<C> table;
+  table.add("n_layer", &C::n_layer, "Layers.", at_least(1));
+  table.add("n_head", &C::n_head, "Attention heads.", at_least(1));
+  table.add("n_embd", &C::n_embd, "Width; a multiple of `n_head`.", at_least(1));
+  table.add("n_inner", &C::n_inner, "Width of the feed-forward layer.", at_least(1))
+      .follows("4 x `n_embd`", [](const C& c) { return 4 * c.n_embd; });
+  table.positions("n_positions", &C::n_positions);
+  table.vocabulary(&C::vocab_size);
+  table.choice("activation_function", &C::activation_function,
+               {"gelu_new", "gelu_pytorch_tanh", "gelu"},
+               "`gelu_new` is the tanh form, `gelu` the exact one.");
+  table.add("layer_norm_epsilon", &C::layer_norm_epsilon, "Epsilon of the norms.", above(0));
+  table.dropout("resid_pdrop", &C::resid_pdrop, "Dropout of the residual branches.");
+  table.dropout("embd_pdrop", &C::embd_pdrop, "Dropout of the embeddings.");
+  table.dropout("attn_pdrop", &C::attn_pdrop, "Dropout of the attention probabilities.");
+  table.add("initializer_range", &C::initializer_range, "Deviation of the initial weights.",
+            above(0));
+  table.add("tie_word_embeddings", &C::tie_word_embeddings, "The head is the token embedding.");
+  table.add("scale_attn_weights", &C::scale_attn_weights,
+            "Scores are divided by the root of the head size.");
+  table.add("scale_attn_by_inverse_layer_idx", &C::scale_attn_by_inverse_layer_idx,
+            "Scores are divided by the layer's number as well.");
+  table.add("reorder_and_upcast_attn", &C::reorder_and_upcast_attn,
+            "Scores in fp32, as they are here in any case.");
+  return table;
+}
+
+}  // namespace
+
+const ConfigTable<Gpt2Config>& Gpt2Config::table() {
+  static const ConfigTable<Gpt2Config> table = make_gpt2_table();
+  return table;
+}
+
+Gpt2Config Gpt2Config::parse(const nlohmann::json& config, const ConfigSource& source) {
   const ConfigReader reader(config, source);
-  Gpt2Config c;
-  c.vocab_size = reader.positive("vocab_size", c.vocab_size);
-  c.n_positions = reader.positive("n_positions", c.n_positions);
-  c.n_embd = reader.positive("n_embd", c.n_embd);
-  c.n_layer = reader.positive("n_layer", c.n_layer);
-  c.n_head = reader.positive("n_head", c.n_head);
-  c.n_inner = reader.positive("n_inner", 4 * c.n_embd);
-  c.activation_function = reader.choice(
-      "activation_function", {"gelu_new", "gelu_pytorch_tanh", "gelu"}, c.activation_function);
-  c.layer_norm_epsilon = reader.positive_number("layer_norm_epsilon", c.layer_norm_epsilon);
-  c.resid_pdrop = reader.probability("resid_pdrop", c.resid_pdrop);
-  c.embd_pdrop = reader.probability("embd_pdrop", c.embd_pdrop);
-  c.attn_pdrop = reader.probability("attn_pdrop", c.attn_pdrop);
-  c.initializer_range = reader.positive_number("initializer_range", c.initializer_range);
-  c.scale_attn_weights = reader.flag("scale_attn_weights", c.scale_attn_weights);
-  c.scale_attn_by_inverse_layer_idx =
-      reader.flag("scale_attn_by_inverse_layer_idx", c.scale_attn_by_inverse_layer_idx);
-  c.tie_word_embeddings = reader.flag("tie_word_embeddings", c.tie_word_embeddings);
+  Gpt2Config c = table().read(reader);
   reader.only("add_cross_attention", false);
-  // reorder_and_upcast_attn asks for fp32 scores, which is what the attention kernels always
-  // compute.
-  (void)reader.flag("reorder_and_upcast_attn", false);
-  reader.check(c.n_embd % c.n_head == 0, "n_embd = {} is not a multiple of n_head = {}", c.n_embd,
-               c.n_head);
+  reader.check(c.n_embd % c.n_head == 0, "n_embd", "= {} is not a multiple of n_head = {}",
+               c.n_embd, c.n_head);
   c.original = config.dump();
   return c;
 }
 
 nlohmann::json Gpt2Config::to_json(DType weights) const {
   nlohmann::json config = nlohmann::json::parse(original);
-  config["vocab_size"] = vocab_size;
-  config["n_positions"] = n_positions;
+  table().write(*this, config);
   config["n_ctx"] = n_positions;
-  config["n_embd"] = n_embd;
-  config["n_layer"] = n_layer;
-  config["n_head"] = n_head;
-  config["n_inner"] = n_inner;
-  config["activation_function"] = activation_function;
-  config["layer_norm_epsilon"] = layer_norm_epsilon;
-  config["resid_pdrop"] = resid_pdrop;
-  config["embd_pdrop"] = embd_pdrop;
-  config["attn_pdrop"] = attn_pdrop;
-  config["initializer_range"] = initializer_range;
-  config["scale_attn_weights"] = scale_attn_weights;
-  config["scale_attn_by_inverse_layer_idx"] = scale_attn_by_inverse_layer_idx;
-  config["tie_word_embeddings"] = tie_word_embeddings;
   complete_config(config, "GPT2LMHeadModel", "gpt2", weights);
   return config;
 }

@@ -6,8 +6,12 @@
 #include <string>
 
 #include "kernels/base/dtype.h"
+#include "models/config_key.h"
 
 namespace tessera::models {
+
+template <class Config>
+class ConfigTable;
 
 struct Gpt2Config {
   std::int64_t vocab_size = 50257;
@@ -24,12 +28,14 @@ struct Gpt2Config {
   double initializer_range = 0.02;
   bool scale_attn_weights = true;
   bool scale_attn_by_inverse_layer_idx = false;
+  bool reorder_and_upcast_attn = false;  // fp32 scores, which the kernels always compute
   bool tie_word_embeddings = true;
   std::string original = "{}";  // the JSON text it was read from
 
   // Absent keys take the values above, transformers' own. Error(configuration) for what cannot be
   // built.
-  static Gpt2Config parse(const nlohmann::json& config, const std::string& source);
+  static Gpt2Config parse(const nlohmann::json& config, const ConfigSource& source);
+  static const ConfigTable<Gpt2Config>& table();
   [[nodiscard]] nlohmann::json to_json(DType weights) const;
 
   // `gelu` is the error function's form; the other names mean the tanh approximation.

@@ -27,7 +27,8 @@ LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config)
   q_proj_ = register_module("q_proj", nn::Linear(config.hidden_size, query_width, options));
   k_proj_ = register_module("k_proj", nn::Linear(config.hidden_size, key_width, options));
   v_proj_ = register_module("v_proj", nn::Linear(config.hidden_size, key_width, options));
-  o_proj_ = register_module("o_proj", nn::Linear(query_width, config.hidden_size, options));
+  o_proj_ = register_module("o_proj", nn::Linear(query_width, config.hidden_size,
+                                                 linear_options(config, config.output_bias)));
 }
 
 Tensor LlamaAttentionImpl::forward(const Tensor& x, const RopeTables& rope) const {
@@ -55,7 +56,8 @@ Tensor LlamaMLPImpl::forward(const Tensor& x) const {
   return bias ? y + bias : y;
 }
 
-LlamaDecoderLayerImpl::LlamaDecoderLayerImpl(const LlamaConfig& config) {
+LlamaDecoderLayerImpl::LlamaDecoderLayerImpl(const LlamaConfig& config)
+    : class_name_(config.family->layer_class) {
   input_layernorm_ =
       register_module("input_layernorm", nn::RmsNorm(config.hidden_size, config.rms_norm_eps));
   self_attn_ = register_module("self_attn", LlamaAttention(config));
@@ -71,7 +73,7 @@ Tensor LlamaDecoderLayerImpl::forward(const Tensor& x, const RopeTables& rope) c
 }
 
 LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config)
-    : positions_(config.max_position_embeddings),
+    : positions_(config.positions()),
       frequencies_(rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)) {
   embed_tokens_ = register_module(
       "embed_tokens",
@@ -84,7 +86,7 @@ LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config)
 
 Tensor LlamaModelImpl::forward(const Tensor& ids) {
   TESSERA_REQUIRE(ids.dimensions() == 2 && ids.size(1) <= positions_,
-                  "Llama takes ids of shape [batch, at most {}], given {}", positions_,
+                  "the model takes ids of shape [batch, at most {}], given {}", positions_,
                   ids.shape().to_string());
   Tensor x = embed_tokens_(ids);
   const RopeTables& rope = rope_for(ids.size(1), x.device());

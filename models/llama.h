@@ -1,5 +1,5 @@
 // Llama with Hugging Face's module tree, parameter names and shapes: grouped key heads, rotary
-// positions, SwiGLU.
+// positions, SwiGLU. Mistral and Qwen2 are the same modules with another DecoderFamily.
 #pragma once
 
 #include <cstdint>
@@ -42,8 +42,11 @@ class LlamaDecoderLayerImpl : public nn::Module {
  public:
   explicit LlamaDecoderLayerImpl(const LlamaConfig& config);
   Tensor forward(const Tensor& x, const RopeTables& rope) const;
+  // The name that the class has in transformers, by family.
+  [[nodiscard]] std::string class_name() const override { return class_name_; }
 
  private:
+  std::string class_name_;
   nn::RmsNorm input_layernorm_;
   LlamaAttention self_attn_;
   nn::RmsNorm post_attention_layernorm_;
@@ -77,9 +80,11 @@ class LlamaForCausalLM : public LanguageModel {
 
   [[nodiscard]] nlohmann::json config(DType weights = float32) const override;
   [[nodiscard]] HuggingFaceNames hugging_face_names() const override;
-  [[nodiscard]] std::string layer_class() const override { return "LlamaDecoderLayer"; }
+  [[nodiscard]] std::string layer_class() const override {
+    return config_.family->layer_class;
+  }
   [[nodiscard]] std::int64_t vocabulary() const override { return config_.vocab_size; }
-  [[nodiscard]] std::int64_t positions() const override { return config_.max_position_embeddings; }
+  [[nodiscard]] std::int64_t positions() const override { return config_.positions(); }
 
  private:
   LlamaConfig config_;

@@ -1,125 +1,196 @@
-// Llama's config.json.
+// Llama's config.json, and what models of its build share.
 #include "models/llama_config.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "models/config_reader.h"
+#include "models/config_table.h"
 
 namespace tessera::models {
 namespace {
 
-struct Rope {
-  double theta;
-  RopeScaling scaling;
-};
+constexpr const char* llama3_keys[] = {"rope_scaling.low_freq_factor",
+                                       "rope_scaling.high_freq_factor",
+                                       "rope_scaling.original_max_position_embeddings"};
 
-RopeScaling read_scaling(const nlohmann::json& config, const std::string& source,
-                         std::int64_t positions) {
-  const ConfigReader reader(config, source);
-  RopeScaling scaling;
-  // "type" is the spelling of the first configurations that had scaling.
-  const std::string kind = reader.choice(reader.has("rope_type") ? "rope_type" : "type",
-                                         {"default", "linear", "llama3"}, "default");
-  if (kind == "default") return scaling;
-  scaling.kind = kind == "linear" ? RopeScaling::Kind::linear : RopeScaling::Kind::llama3;
-  scaling.factor = reader.positive_number("factor");
-  if (scaling.kind == RopeScaling::Kind::linear) return scaling;
-  scaling.low_freq_factor = reader.positive_number("low_freq_factor");
-  scaling.high_freq_factor = reader.positive_number("high_freq_factor");
-  scaling.original_max_position_embeddings =
-      reader.positive("original_max_position_embeddings", positions);
-  reader.check(scaling.high_freq_factor > scaling.low_freq_factor,
-               "high_freq_factor = {} is not above low_freq_factor = {}", scaling.high_freq_factor,
-               scaling.low_freq_factor);
-  return scaling;
+void add_rope_rows(ConfigTable<LlamaConfig>& table) {
+  table.add("rope_theta", &LlamaConfig::rope_theta, "Base of the rotary frequencies.", above(0));
+  const auto scaling = [](auto member) {
+    return [member](auto& config) -> auto& { return config.rope_scaling.*member; };
+  };
+  using S = RopeScaling;
+  table
+      .choice("rope_scaling.rope_type", scaling(&S::rope_type), {"default", "linear", "llama3"},
+              "`linear` needs `factor`, `llama3` the four keys below.")
+      .optional();
+  table
+      .add("rope_scaling.factor", scaling(&S::factor), "Stretch of the low frequencies.",
+           at_least(1))
+      .optional();
+  table
+      .add(llama3_keys[0], scaling(&S::low_freq_factor), "Where low frequencies end.", above(0))
+      .optional();
+  table
+      .add(llama3_keys[1], scaling(&S::high_freq_factor), "Where high frequencies begin.",
+           above(0))
+      .optional();
+  table
+      .add(llama3_keys[2], scaling(&S::original_max_position_embeddings),
+           "Positions before the stretch.", at_least(1))
+      .optional();
 }
 
-// rope_parameters, the newer spelling, holds theta and scaling in one object.
-Rope read_rope(const ConfigReader& reader, const LlamaConfig& defaults) {
-  Rope rope{reader.positive_number("rope_theta", defaults.rope_theta), {}};
-  const nlohmann::json* parameters = reader.object("rope_parameters");
-  const nlohmann::json* scaling = parameters ? parameters : reader.object("rope_scaling");
-  const std::string place = reader.source() + (parameters ? ": rope_parameters" : ": rope_scaling");
-  if (scaling != nullptr) {
-    rope.scaling = read_scaling(*scaling, place, defaults.max_position_embeddings);
-    rope.theta = ConfigReader(*scaling, place).positive_number("rope_theta", rope.theta);
+// One spelling of rotary positions: rope_theta, and scaling with its rope_type. `parameters` says
+// whether it was the newer one, rope_parameters.
+nlohmann::json unified_rope(nlohmann::json config, bool& parameters) {
+  if (!config.is_object()) return config;
+  parameters = config.contains("rope_parameters") && !config["rope_parameters"].is_null();
+  if (parameters) config["rope_scaling"] = config["rope_parameters"];
+  config.erase("rope_parameters");
+  const auto scaling = config.find("rope_scaling");
+  if (scaling == config.end() || !scaling->is_object()) return config;
+  // "type" is the spelling of the first configurations that had scaling.
+  if (scaling->contains("type") && !scaling->contains("rope_type")) {
+    (*scaling)["rope_type"] = (*scaling)["type"];
   }
-  return rope;
+  if (scaling->contains("rope_theta")) {
+    const nlohmann::json theta = (*scaling)["rope_theta"];
+    scaling->erase("rope_theta");
+    config["rope_theta"] = theta;
+  }
+  return config;
+}
+
+ConfigSource with_rope_parameters(const ConfigSource& source) {
+  return {source.where, [name = source.name](const std::string& key) {
+            constexpr std::string_view older = "rope_scaling";
+            return name(key.starts_with(older) ? "rope_parameters" + key.substr(older.size())
+                                               : key);
+          }};
+}
+
+void check_rope(const ConfigReader& reader, LlamaConfig& c) {
+  RopeScaling& scaling = c.rope_scaling;
+  if (!reader.has("rope_scaling.rope_type")) {
+    for (const char* key : {"rope_scaling.factor", llama3_keys[0], llama3_keys[1]}) {
+      reader.check(!reader.has(key), "rope_scaling.rope_type", "is missing beside {}",
+                   reader.source().name(key));
+    }
+  }
+  if (scaling.rope_type == "default") return;
+  reader.check(reader.has("rope_scaling.factor"), "rope_scaling.factor",
+               "is missing for rope_type {}", scaling.rope_type);
+  if (scaling.rope_type == "linear") return;
+  for (const char* key : {llama3_keys[0], llama3_keys[1]}) {
+    reader.check(reader.has(key), key, "is missing for rope_type llama3");
+  }
+  if (!reader.has(llama3_keys[2])) {
+    scaling.original_max_position_embeddings = c.max_position_embeddings;
+  }
+  reader.check(scaling.high_freq_factor > scaling.low_freq_factor, llama3_keys[1],
+               "= {} is not above low_freq_factor = {}", scaling.high_freq_factor,
+               scaling.low_freq_factor);
 }
 
 nlohmann::json scaling_to_json(const RopeScaling& scaling) {
-  switch (scaling.kind) {
-    case RopeScaling::Kind::none:
-      break;
-    case RopeScaling::Kind::linear:
-      return {{"rope_type", "linear"}, {"factor", scaling.factor}};
-    case RopeScaling::Kind::llama3:
-      return {{"rope_type", "llama3"},
-              {"factor", scaling.factor},
-              {"low_freq_factor", scaling.low_freq_factor},
-              {"high_freq_factor", scaling.high_freq_factor},
-              {"original_max_position_embeddings", scaling.original_max_position_embeddings}};
+  if (scaling.rope_type == "default") return nullptr;
+  nlohmann::json json = {{"rope_type", scaling.rope_type}, {"factor", scaling.factor}};
+  if (scaling.rope_type == "llama3") {
+    json["low_freq_factor"] = scaling.low_freq_factor;
+    json["high_freq_factor"] = scaling.high_freq_factor;
+    json["original_max_position_embeddings"] = scaling.original_max_position_embeddings;
   }
-  return nullptr;
+  return json;
+}
+
+ConfigTable<LlamaConfig> make_llama_table() {
+  const LlamaConfig defaults;
+  ConfigTable<LlamaConfig> table = decoder_table(defaults);
+  table.add("attention_bias", &LlamaConfig::attention_bias,
+            "Biases in the attention's projections.");
+  table.add("mlp_bias", &LlamaConfig::mlp_bias, "Biases in the feed-forward layers.");
+  return table;
 }
 
 }  // namespace
 
-LlamaConfig LlamaConfig::parse(const nlohmann::json& config, const std::string& source) {
-  const ConfigReader reader(config, source);
-  LlamaConfig c;
-  c.vocab_size = reader.positive("vocab_size", c.vocab_size);
-  c.hidden_size = reader.positive("hidden_size", c.hidden_size);
-  c.intermediate_size = reader.positive("intermediate_size", c.intermediate_size);
-  c.num_hidden_layers = reader.positive("num_hidden_layers", c.num_hidden_layers);
-  c.num_attention_heads = reader.positive("num_attention_heads", c.num_attention_heads);
-  c.num_key_value_heads = reader.positive("num_key_value_heads", c.num_attention_heads);
-  reader.check(reader.has("head_dim") || c.hidden_size % c.num_attention_heads == 0,
-               "hidden_size = {} is not a multiple of num_attention_heads = {}", c.hidden_size,
+ConfigTable<LlamaConfig> decoder_table(const LlamaConfig& defaults) {
+  using C = LlamaConfig;
+  ConfigTable<C> table(defaults);
+  table.add("hidden_size", &C::hidden_size, "Width.", at_least(1));
+  table.add("intermediate_size", &C::intermediate_size, "Width of the feed-forward layer.",
+            at_least(1));
+  table.add("num_hidden_layers", &C::num_hidden_layers, "Layers.", at_least(1));
+  table.add("num_attention_heads", &C::num_attention_heads, "Attention heads.", at_least(1));
+  table
+      .add("num_key_value_heads", &C::num_key_value_heads,
+           "Key and value heads; divides the attention heads.", at_least(1))
+      .follows("`num_attention_heads`", [](const C& c) { return c.num_attention_heads; });
+  table.add("head_dim", &C::head_dim, "Size of a head; even.", at_least(2))
+      .follows("`hidden_size` / `num_attention_heads`",
+               [](const C& c) { return c.hidden_size / c.num_attention_heads; });
+  table.positions("max_position_embeddings", &C::max_position_embeddings);
+  table.vocabulary(&C::vocab_size);
+  table.choice("hidden_act", &C::hidden_act, {"silu"}, "The gate's activation.");
+  table.add("rms_norm_eps", &C::rms_norm_eps, "Epsilon of the norms.", above(0));
+  table.dropout("attention_dropout", &C::attention_dropout,
+                "Dropout of the attention probabilities.");
+  table.add("initializer_range", &C::initializer_range, "Deviation of the initial weights.",
+            above(0));
+  table.add("tie_word_embeddings", &C::tie_word_embeddings, "The head is the token embedding.");
+  add_rope_rows(table);
+  return table;
+}
+
+const ConfigTable<LlamaConfig>& LlamaConfig::table() {
+  static const ConfigTable<LlamaConfig> table = make_llama_table();
+  return table;
+}
+
+const DecoderFamily& LlamaConfig::llama_family() {
+  static const DecoderFamily family{"llama", "LlamaForCausalLM", "LlamaDecoderLayer",
+                                    LlamaConfig::table};
+  return family;
+}
+
+LlamaConfig parse_decoder(const DecoderFamily& family, const nlohmann::json& config,
+                          const ConfigSource& source) {
+  bool parameters = false;
+  const nlohmann::json unified = unified_rope(config, parameters);
+  const ConfigReader reader(unified, parameters ? with_rope_parameters(source) : source);
+  LlamaConfig c = family.table().read(reader);
+  c.family = &family;
+  reader.check(reader.has("head_dim") || c.hidden_size % c.num_attention_heads == 0, "hidden_size",
+               "= {} is not a multiple of num_attention_heads = {}", c.hidden_size,
                c.num_attention_heads);
-  c.head_dim = reader.positive("head_dim", c.hidden_size / c.num_attention_heads);
-  c.max_position_embeddings = reader.positive("max_position_embeddings", c.max_position_embeddings);
-  c.rms_norm_eps = reader.positive_number("rms_norm_eps", c.rms_norm_eps);
-  const Rope rope = read_rope(reader, c);
-  c.rope_theta = rope.theta;
-  c.rope_scaling = rope.scaling;
-  c.attention_dropout = reader.probability("attention_dropout", c.attention_dropout);
-  c.initializer_range = reader.positive_number("initializer_range", c.initializer_range);
-  c.attention_bias = reader.flag("attention_bias", c.attention_bias);
-  c.mlp_bias = reader.flag("mlp_bias", c.mlp_bias);
-  c.tie_word_embeddings = reader.flag("tie_word_embeddings", c.tie_word_embeddings);
-  (void)reader.choice("hidden_act", {"silu"}, "silu");
-  reader.check(c.num_attention_heads % c.num_key_value_heads == 0,
-               "num_attention_heads = {} is not a multiple of num_key_value_heads = {}",
-               c.num_attention_heads, c.num_key_value_heads);
-  reader.check(c.head_dim % 2 == 0, "head_dim = {} is odd; rotary positions turn pairs",
-               c.head_dim);
+  reader.check(c.num_attention_heads % c.num_key_value_heads == 0, "num_key_value_heads",
+               "= {} does not divide num_attention_heads = {}", c.num_key_value_heads,
+               c.num_attention_heads);
+  reader.check(c.head_dim % 2 == 0 && c.head_dim > 0, "head_dim",
+               "= {} is odd; rotary positions turn pairs", c.head_dim);
+  check_rope(reader, c);
   c.original = config.dump();
+  return c;
+}
+
+LlamaConfig LlamaConfig::parse(const nlohmann::json& config, const ConfigSource& source) {
+  LlamaConfig c = parse_decoder(llama_family(), config, source);
+  c.output_bias = c.attention_bias;
   return c;
 }
 
 nlohmann::json LlamaConfig::to_json(DType weights) const {
   nlohmann::json config = nlohmann::json::parse(original);
-  config["vocab_size"] = vocab_size;
-  config["hidden_size"] = hidden_size;
-  config["intermediate_size"] = intermediate_size;
-  config["num_hidden_layers"] = num_hidden_layers;
-  config["num_attention_heads"] = num_attention_heads;
-  config["num_key_value_heads"] = num_key_value_heads;
-  config["head_dim"] = head_dim;
-  config["max_position_embeddings"] = max_position_embeddings;
-  config["rms_norm_eps"] = rms_norm_eps;
+  family->table().write(*this, config);
   config.erase("rope_parameters");
-  config["rope_theta"] = rope_theta;
   config["rope_scaling"] = scaling_to_json(rope_scaling);
-  config["attention_dropout"] = attention_dropout;
-  config["initializer_range"] = initializer_range;
-  config["attention_bias"] = attention_bias;
-  config["mlp_bias"] = mlp_bias;
-  config["tie_word_embeddings"] = tie_word_embeddings;
-  config["hidden_act"] = "silu";
-  complete_config(config, "LlamaForCausalLM", "llama", weights);
+  complete_config(config, family->model_class, family->model_type, weights);
   return config;
+}
+
+std::int64_t LlamaConfig::positions() const {
+  return std::min(max_position_embeddings, sliding_window.value_or(max_position_embeddings));
 }
 
 }  // namespace tessera::models

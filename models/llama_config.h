@@ -1,19 +1,23 @@
 // Llama's configuration, as Hugging Face's config.json has it, rotary scaling in both of its
-// spellings.
+// spellings; and what other models of the same build (Mistral, Qwen2) change of it.
 #pragma once
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 
 #include "kernels/base/dtype.h"
+#include "models/config_key.h"
 
 namespace tessera::models {
 
+template <class Config>
+class ConfigTable;
+
 // How rotary frequencies are stretched for more positions than a model was first trained on.
 struct RopeScaling {
-  enum class Kind : std::uint8_t { none, linear, llama3 };
-  Kind kind = Kind::none;
+  std::string rope_type = "default";  // that is none, linear, or llama3
   double factor = 1.0;
   // llama3: wavelengths above original / low are stretched by `factor`, those below original / high
   // stay.
@@ -22,7 +26,18 @@ struct RopeScaling {
   std::int64_t original_max_position_embeddings = 0;
 };
 
+struct LlamaConfig;
+
+// What models of Llama's build differ in beside their numbers.
+struct DecoderFamily {
+  std::string model_type;
+  std::string model_class;
+  std::string layer_class;
+  const ConfigTable<LlamaConfig>& (*table)();
+};
+
 struct LlamaConfig {
+  const DecoderFamily* family = &llama_family();
   std::int64_t vocab_size = 32000;
   std::int64_t hidden_size = 4096;
   std::int64_t intermediate_size = 11008;
@@ -36,16 +51,33 @@ struct LlamaConfig {
   RopeScaling rope_scaling;
   double attention_dropout = 0.0;
   double initializer_range = 0.02;
-  bool attention_bias = false;
+  std::string hidden_act = "silu";
+  bool attention_bias = false;  // of the queries', keys' and values' projections
+  bool output_bias = false;     // of the attention's output
   bool mlp_bias = false;
   bool tie_word_embeddings = false;
   std::string original = "{}";  // the JSON text it was read from
 
+  // Tokens that a query sees, itself included: transformers' sliding window. Sequences are not
+  // taken beyond it, and up to it it changes nothing.
+  std::optional<std::int64_t> sliding_window;
+
   // Absent keys take the values above, transformers' own. Error(configuration) for what cannot be
   // built.
-  static LlamaConfig parse(const nlohmann::json& config, const std::string& source);
+  static LlamaConfig parse(const nlohmann::json& config, const ConfigSource& source);
+  static const ConfigTable<LlamaConfig>& table();
   // Writes the spelling that all versions of transformers read: rope_theta and rope_scaling.
   [[nodiscard]] nlohmann::json to_json(DType weights) const;
+  // The longest sequence.
+  [[nodiscard]] std::int64_t positions() const;
+
+  static const DecoderFamily& llama_family();
 };
+
+// The rows that every model of Llama's build has, with the defaults of `defaults`, and what reads
+// and checks them.
+ConfigTable<LlamaConfig> decoder_table(const LlamaConfig& defaults);
+LlamaConfig parse_decoder(const DecoderFamily& family, const nlohmann::json& config,
+                          const ConfigSource& source);
 
 }  // namespace tessera::models

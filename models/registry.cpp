@@ -4,22 +4,67 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <type_traits>
+
+#include "models/bert.h"
 #include "models/config_reader.h"
+#include "models/config_table.h"
 #include "models/gpt2.h"
 #include "models/llama.h"
+#include "models/mistral_config.h"
+#include "models/mpnet.h"
+#include "models/qwen2_config.h"
 
 namespace tessera::models {
 namespace {
 
-template <class Model, class Config>
-std::unique_ptr<LanguageModel> make(const nlohmann::json& config, const std::string& source) {
-  return std::make_unique<Model>(Config::parse(config, source));
+// `Description` has the table of keys and parse().
+template <class Built, class Description>
+constexpr Architecture row(std::string_view model_type) {
+  return {.model_type = model_type,
+          .kind = std::is_base_of_v<LanguageModel, Built> ? ModelKind::language_model
+                                                          : ModelKind::text_encoder,
+          .keys = [] { return Description::table().keys(); },
+          .complete =
+              [](nlohmann::json& config, const ConfigSource& source) {
+                Description::table().complete(ConfigReader(config, source), config);
+              },
+          .check = [](const nlohmann::json& config,
+                      const ConfigSource& source) { (void)Description::parse(config, source); },
+          .make = [](const nlohmann::json& config,
+                     const ConfigSource& source) -> std::unique_ptr<Model> {
+            return std::make_unique<Built>(Description::parse(config, source));
+          }};
 }
 
 constexpr Architecture rows[] = {
-    {"gpt2", make<GPT2LMHeadModel, Gpt2Config>},
-    {"llama", make<LlamaForCausalLM, LlamaConfig>},
+    row<GPT2LMHeadModel, Gpt2Config>("gpt2"),
+    row<LlamaForCausalLM, LlamaConfig>("llama"),
+    row<LlamaForCausalLM, MistralConfig>("mistral"),
+    row<LlamaForCausalLM, Qwen2Config>("qwen2"),
+    row<BertModel, BertConfig>("bert"),
+    row<MPNetModel, MPNetConfig>("mpnet"),
 };
+
+const char* words_for(ModelKind kind) {
+  return kind == ModelKind::language_model ? "a language model, which predicts the next token"
+                                           : "an encoder of texts";
+}
+
+template <class Kind>
+std::unique_ptr<Kind> make_kind(ModelKind kind, const nlohmann::json& config,
+                                const ConfigSource& source) {
+  const Architecture& architecture = architecture_of(config, source);
+  ConfigReader(config, source)
+      .check(architecture.kind == kind, "model_type", "\"{}\" is {}; {} is wanted here",
+             architecture.model_type, words_for(architecture.kind), words_for(kind));
+  std::unique_ptr<Model> model = architecture.make(config, source);
+  auto* wanted = dynamic_cast<Kind*>(model.get());
+  TESSERA_REQUIRE(wanted != nullptr, "the registry's row {} is of another kind than its model",
+                  architecture.model_type);
+  (void)model.release();
+  return std::unique_ptr<Kind>(wanted);
+}
 
 }  // namespace
 
@@ -27,17 +72,31 @@ std::span<const Architecture> architectures() {
   return rows;
 }
 
-std::unique_ptr<LanguageModel> make_language_model(const nlohmann::json& config,
-                                                   const std::string& source) {
+const Architecture& architecture_of(const nlohmann::json& config, const ConfigSource& source) {
   const ConfigReader reader(config, source);
   const std::string model_type = reader.text("model_type");
   std::vector<std::string_view> known;
   for (const Architecture& row : rows) {
-    if (row.model_type == model_type) return row.make(config, source);
+    if (row.model_type == model_type) return row;
     known.push_back(row.model_type);
   }
-  fail(ErrorCode::configuration, "{}: model_type \"{}\" is not built; there are {}", source,
-       model_type, fmt::join(known, ", "));
+  reader.check(false, "model_type", "\"{}\" is not built; there are {}", model_type,
+               fmt::join(known, ", "));
+  misuse("a check that cannot hold did");
+}
+
+std::unique_ptr<Model> make_model(const nlohmann::json& config, const ConfigSource& source) {
+  return architecture_of(config, source).make(config, source);
+}
+
+std::unique_ptr<LanguageModel> make_language_model(const nlohmann::json& config,
+                                                   const ConfigSource& source) {
+  return make_kind<LanguageModel>(ModelKind::language_model, config, source);
+}
+
+std::unique_ptr<TextEncoder> make_text_encoder(const nlohmann::json& config,
+                                               const ConfigSource& source) {
+  return make_kind<TextEncoder>(ModelKind::text_encoder, config, source);
 }
 
 }  // namespace tessera::models

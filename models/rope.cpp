@@ -25,16 +25,8 @@ std::vector<float> rope_frequencies(std::int64_t head_dim, double theta,
   for (std::size_t i = 0; i < frequencies.size(); ++i) {
     const double exponent = static_cast<double>(2 * i) / static_cast<double>(head_dim);
     double frequency = static_cast<float>(std::pow(theta, -exponent));
-    switch (scaling.kind) {
-      case RopeScaling::Kind::none:
-        break;
-      case RopeScaling::Kind::linear:
-        frequency /= scaling.factor;
-        break;
-      case RopeScaling::Kind::llama3:
-        frequency = llama3_scaled(frequency, scaling);
-        break;
-    }
+    if (scaling.rope_type == "linear") frequency /= scaling.factor;
+    if (scaling.rope_type == "llama3") frequency = llama3_scaled(frequency, scaling);
     frequencies[i] = static_cast<float>(frequency);
   }
   return frequencies;

@@ -6,6 +6,7 @@
 
 #include "engine/backend.h"
 #include "kernels/base/error.h"
+#include "sharding/row_gathering.h"
 
 namespace tessera {
 namespace {
@@ -27,7 +28,13 @@ constexpr comm::Tag metrics_tag{0, 0, comm::Phase::metrics};
 }  // namespace
 
 Context::Context(comm::World world, std::shared_ptr<comm::Communicator> communicator)
-    : world_(std::move(world)), communicator_(std::move(communicator)) {}
+    : world_(std::move(world)),
+      communicator_(std::move(communicator)),
+      row_gathering_(std::make_shared<RowGathering>(communicator_)) {}
+
+Tensor Context::all_gather(const Tensor& rows) const {
+  return row_gathering_->gather(rows);
+}
 
 data::TensorLoader Context::prepare(const data::TensorLoader& loader) const {
   return loader.for_rank(rank(), world_size());
@@ -36,7 +43,11 @@ data::TensorLoader Context::prepare(const data::TensorLoader& loader) const {
 Tensor Context::gather_for_metrics(const Tensor& values, const data::TensorLoader& loader) const {
   TESSERA_REQUIRE(values.dimensions() > 0,
                   "gather_for_metrics of a scalar: give one value a sample");
-  const std::int64_t rows = std::min(loader.real_samples(), values.size(0));
+  const std::int64_t rows = loader.real_samples();
+  TESSERA_REQUIRE(
+      values.size(0) >= rows,
+      "gather_for_metrics of {} rows for a batch of {} samples: give one value a sample",
+      values.size(0), rows);
   const std::size_t row_bytes =
       values.size(0) == 0 ? 0 : values.bytes() / static_cast<std::size_t>(values.size(0));
   const Device device = values.device();

@@ -13,6 +13,8 @@
 
 namespace tessera {
 
+class RowGathering;
+
 // Copies share the world. Collective calls must be made by every rank in the same order.
 class Context {
  public:
@@ -35,6 +37,13 @@ class Context {
   [[nodiscard]] Tensor gather_for_metrics(const Tensor& values,
                                           const data::TensorLoader& loader) const;
 
+  // Every rank's rows one after the other, in rank order: [n, ...] of each becomes [world * n, ...]
+  // on all. Collective; the rows have one shape and dtype on all ranks, on device(). Autograd
+  // follows: a row's gradient is the sum, over the ranks in the fixed order, of those that it has
+  // on each of them. Losses of gathered rows are thus averaged over the ranks like any other loss.
+  // With one rank it is `rows` itself.
+  [[nodiscard]] Tensor all_gather(const Tensor& rows) const;
+
   // Collective, in rank order, so every rank gets the same bits.
   [[nodiscard]] double sum(double value) const;
   [[nodiscard]] double mean(double value) const { return sum(value) / world_size(); }
@@ -44,6 +53,7 @@ class Context {
  private:
   comm::World world_;
   std::shared_ptr<comm::Communicator> communicator_;
+  std::shared_ptr<RowGathering> row_gathering_;
 };
 
 // The world that the environment describes (torchrun's variables); one rank when it describes none.

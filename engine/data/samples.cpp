@@ -2,7 +2,7 @@
 #include "engine/data/samples.h"
 
 #include <algorithm>
-#include <limits>
+#include <numeric>
 #include <utility>
 
 #include "engine/data/permutation.h"
@@ -50,15 +50,22 @@ Batch Samples::batch(std::int64_t first_sample, std::int64_t count) const {
 
 void Samples::fill(std::int64_t first_sample, std::int64_t count, Batch& batch) const {
   TESSERA_REQUIRE(count > 0, "a batch has at least one sequence, got {}", count);
+  std::vector<std::int64_t> samples(static_cast<std::size_t>(count));
+  std::iota(samples.begin(), samples.end(), first_sample);
+  fill(samples, batch);
+}
+
+void Samples::fill(std::span<const std::int64_t> samples, Batch& batch) const {
+  TESSERA_REQUIRE(!samples.empty(), "a batch has at least one sequence");
   const auto length = static_cast<std::size_t>(options_.seq_len);
-  batch.count = count;
+  batch.count = static_cast<std::int64_t>(samples.size());
   batch.seq_len = options_.seq_len;
-  batch.first_sample = first_sample;
-  batch.inputs.resize(static_cast<std::size_t>(count) * length);
+  batch.first_sample = samples.front();
+  batch.inputs.resize(samples.size() * length);
   batch.targets.resize(batch.inputs.size());
-  for (std::int64_t row = 0; row < count; ++row) {
-    const std::size_t begin = static_cast<std::size_t>(row) * length;
-    const std::int64_t first = position(first_sample + row);
+  for (std::size_t row = 0; row < samples.size(); ++row) {
+    const std::size_t begin = row * length;
+    const std::int64_t first = position(samples[row]);
     corpus_->read(first, std::span(batch.inputs).subspan(begin, length));
     // Targets are the inputs one further; only the last one is not among them.
     std::copy_n(batch.inputs.begin() + static_cast<std::ptrdiff_t>(begin) + 1, length - 1,

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "engine/data/corpus.h"
@@ -45,6 +46,8 @@ class Samples {
   [[nodiscard]] Batch batch(std::int64_t first_sample, std::int64_t count) const;
   // The same into a batch whose memory is used again.
   void fill(std::int64_t first_sample, std::int64_t count, Batch& batch) const;
+  // Samples of any numbers, in this order.
+  void fill(std::span<const std::int64_t> samples, Batch& batch) const;
 
  private:
   std::shared_ptr<const Corpus> corpus_;

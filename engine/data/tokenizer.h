@@ -16,6 +16,8 @@ class Tokenizer {
   virtual ~Tokenizer() = default;
   [[nodiscard]] virtual std::string_view name() const = 0;
   [[nodiscard]] virtual std::int64_t vocabulary_size() const = 0;
+  // Equal for tokenizers that give the same ids, whatever they are called; 0: not known.
+  [[nodiscard]] virtual std::uint64_t fingerprint() const { return 0; }
   // The text's tokens, no special ones put around them. Any bytes are taken: what is no UTF-8 is
   // read as its replacement character by tokenizers that know characters.
   [[nodiscard]] virtual std::vector<std::int32_t> encode(std::string_view text) const = 0;
@@ -32,16 +34,20 @@ class Tokenizer {
   [[nodiscard]] virtual std::string decode(std::span<const std::int32_t> ids) const = 0;
 };
 
+inline constexpr std::uint64_t byte_tokenizer_fingerprint = 0x7365747962;  // "bytes"
+
 // Each byte is a token: 256 ids, any text and any binary file.
 class ByteTokenizer final : public Tokenizer {
  public:
   [[nodiscard]] std::string_view name() const override { return "bytes"; }
   [[nodiscard]] std::int64_t vocabulary_size() const override { return 256; }
+  [[nodiscard]] std::uint64_t fingerprint() const override { return byte_tokenizer_fingerprint; }
   [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text) const override;
   [[nodiscard]] std::string decode(std::span<const std::int32_t> ids) const override;
 };
 
-// By the recipe's name for it; Error(configuration) for a name that there is not.
+// What needs no files, by its name; Error(configuration) for a name that there is not. Everything
+// else is loaded by tokenizers/load.h.
 std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name);
 
 }  // namespace tessera

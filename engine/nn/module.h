@@ -114,6 +114,11 @@ class Module {
     add_child(name, handle.pointer(), detail::has_forward<Implementation>);
     return handle;
   }
+  // Registers the children of `module` here, under their names: this module stands in its place in
+  // the tree, and calls its forward.
+  void register_children_of(const Module& module) {
+    for (const auto& [name, child] : module.children_) add_child(name, child, child->has_forward_);
+  }
   // Says that this module's forward reads a parameter that another module registers, outside of
   // that module's forward (a head that multiplies by the token table): it then belongs to a unit
   // around both.

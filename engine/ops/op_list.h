@@ -1,5 +1,5 @@
 // Every differentiable op, by name. tests/engine/gradient_check_test.cpp fails for one that no
-// gradient check reaches.
+// gradient check reaches. `custom` is one of a floor above or of a program of its own.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,7 @@ namespace tessera {
   X(unary)                            \
   X(cast)                             \
   X(reshape)                          \
+  X(concatenate)                      \
   X(sum)                              \
   X(softmax)                          \
   X(matmul)                           \
@@ -31,9 +32,14 @@ namespace tessera {
   X(rotary)                           \
   X(attention)                        \
   X(packed_attention)                 \
+  X(sequence_attention)               \
+  X(sequence_dropout)                 \
+  X(pool_sequences)                   \
+  X(normalize_rows)                   \
   X(cross_entropy)                    \
   X(linear_cross_entropy)             \
-  X(recompute)
+  X(recompute)                        \
+  X(custom)
 
 enum class Op : std::uint8_t {
 #define TESSERA_OP_ENUMERATOR(name) name,

@@ -7,50 +7,6 @@ namespace tessera::kernels::cuda {
 namespace general {
 namespace {
 
-// The running softmax of a thread's rows; `sum` holds the thread's own columns only.
-template <class C>
-struct SoftmaxRows {
-  C maximum[of_thread];
-  C sum[of_thread];
-};
-
-// Over the threads of a row, which are neighbouring lanes.
-template <class C, class Operation>
-__device__ __forceinline__ C reduce_row(C value, Operation operation) {
-#pragma unroll
-  for (int offset = lanes / 2; offset > 0; offset /= 2) {
-    value = operation(value, __shfl_xor_sync(whole_warp, value, offset));
-  }
-  return value;
-}
-
-// Takes a tile of scaled scores, -inf where a key is not seen, into the running softmax: they
-// become e^(score - maximum), and the panel is scaled to the new maximum.
-template <class C>
-__device__ __forceinline__ void softmax_step(SoftmaxRows<C>& rows, Scores<C>& scores,
-                                             Panel<C>& panel) {
-#pragma unroll
-  for (int i = 0; i < of_thread; ++i) {
-    C maximum = rows.maximum[i];
-#pragma unroll
-    for (int j = 0; j < of_thread; ++j) maximum = fmax(maximum, scores[i][j]);
-    maximum = reduce_row(maximum, [](C a, C b) { return fmax(a, b); });
-    // While a row has seen nothing, any finite shift does: e^(-inf) = 0. NaNs stay NaNs.
-    const C shift = maximum == -static_cast<C>(INFINITY) ? C{0} : maximum;
-    const C factor = exponential(rows.maximum[i] - shift);
-    C total = 0;
-#pragma unroll
-    for (int j = 0; j < of_thread; ++j) {
-      scores[i][j] = exponential(scores[i][j] - shift);
-      total += scores[i][j];
-    }
-    rows.maximum[i] = maximum;
-    rows.sum[i] = rows.sum[i] * factor + total;
-#pragma unroll
-    for (int j = 0; j < panel_of_thread<C>; ++j) panel[i][j] *= factor;
-  }
-}
-
 template <class C>
 __device__ __forceinline__ void scale_scores(const AttentionShape& shape, const HeadTile& queries,
                                              int first_key, Scores<C>& scores) {

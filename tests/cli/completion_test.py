@@ -29,7 +29,7 @@ class Completion(unittest.TestCase):
     def test_subcommands(self):
         self.assertEqual(completed("la"), ["launch"])
         every = completed("")
-        for name in ("train", "plan", "launch", "convert", "inspect", "verify", "generate", "recipe", "env",
+        for name in ("train", "plan", "launch", "convert", "inspect", "verify", "generate", "encode", "evaluate", "recipe", "env",
                      "--version", "--help"):
             self.assertIn(name, every)
 

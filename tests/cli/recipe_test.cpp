@@ -57,7 +57,7 @@ log:      {jsonl: out/metrics.jsonl}
   EXPECT_EQ(r.model.config["n_positions"], 256);
   EXPECT_EQ(r.model.config["vocab_size"], 256);
   EXPECT_EQ(r.model.config["model_type"], "gpt2");
-  EXPECT_EQ(r.data.train, "corpus.txt");
+  EXPECT_EQ(r.data.train.at(0).files, std::vector<std::string>{"corpus.txt"});
   EXPECT_EQ(r.train.steps, 200);
   EXPECT_DOUBLE_EQ(r.train.lr, 3e-4);
   EXPECT_EQ(r.sharding.mixed_precision, MixedPrecision::bf16);
@@ -137,7 +137,7 @@ TEST(Recipe, SetOverrides) {
             {"train.steps=7", "train.steps=9", "data.train=a: b#c", "train.betas=[0.8, 0.9]",
              "sharding.fsdp_sharding_strategy=NO_SHARD", "log.jsonl=null"});
   EXPECT_EQ(r.train.steps, 9);
-  EXPECT_EQ(r.data.train, "a: b#c");
+  EXPECT_EQ(r.data.train.at(0).files, std::vector<std::string>{"a: b#c"});
   EXPECT_EQ(r.train.betas[0], 0.8);
   EXPECT_EQ(r.sharding.sharding_strategy, ShardingStrategy::no_shard);
   EXPECT_FALSE(r.log.jsonl);
@@ -270,16 +270,16 @@ TEST(Recipe, KeysThatDoNotFitEachOther) {
   EXPECT_EQ(refusal([] { validate(parse("train: {steps: 1}"), 1); }),
             "r.yaml: data.train is missing: the text file to train on");
   EXPECT_EQ(invalid("model: {n_embd: 250, n_head: 4}"),
-            "r.yaml:2: model.n_embd 250 is not divisible by model.n_head 4");
+            "r.yaml:2: model.n_embd = 250 is not a multiple of n_head = 4");
   EXPECT_EQ(invalid("model: {seq_len: 128, n_positions: 64}"),
             "r.yaml:2: model.seq_len 128 is more than the 64 of model.n_positions");
   EXPECT_EQ(invalid("model: {vocab_size: 100}"),
             "r.yaml:2: model.vocab_size 100 is less than the 256 tokens of data.tokenizer: bytes");
   EXPECT_EQ(
       invalid("model: {architecture: llama, num_attention_heads: 32, num_key_value_heads: 5}"),
-      "r.yaml:2: model.num_key_value_heads 5 does not divide model.num_attention_heads 32");
+      "r.yaml:2: model.num_key_value_heads = 5 does not divide num_attention_heads = 32");
   EXPECT_EQ(invalid("model: {architecture: llama, head_dim: 7}"),
-            "r.yaml:2: model.head_dim must be even for rotary positions, got 7");
+            "r.yaml:2: model.head_dim = 7 is odd; rotary positions turn pairs");
   EXPECT_EQ(invalid("model: {architecture: llama, rope_scaling: {rope_type: llama3, factor: 8}}"),
             "r.yaml: model.rope_scaling.low_freq_factor is missing for rope_type llama3");
   EXPECT_EQ(invalid("sharding: {sharding_strategy: HYBRID_SHARD, group_size: 3}", 4),

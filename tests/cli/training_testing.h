@@ -120,7 +120,7 @@ inline std::vector<std::string> losses_in(const std::string& path) {
   std::vector<std::string> lines;
   std::istringstream stream(read_text(path));
   for (std::string line; std::getline(stream, line);) {
-    if (line.find("valid_loss") != std::string::npos) continue;
+    if (line.find("\"lr\"") == std::string::npos) continue;  // an evaluation's
     lines.push_back(line.substr(0, line.find(", \"lr\"")));
   }
   return lines;

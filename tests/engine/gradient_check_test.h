@@ -9,6 +9,7 @@
 #include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string_view>
 
@@ -103,6 +104,33 @@ TEST_F(GradientCheck, Reshape) {
         return weighted_sum(reshape(x, {3, 4}) * y + reshape(x, {3, 4}));
       },
       {x, y});
+}
+
+TEST_F(GradientCheck, Concatenate) {
+  const Tensor a = leaf({2, 3}, 12);
+  const Tensor b = leaf({1, 3}, 13);
+  const Tensor c = leaf({4}, 14);
+  const auto function = [&] {
+    // Parts that come twice, parts without elements, and one dimension.
+    const Tensor rows = concatenate({a, b * 2.0, a, Tensor::empty({0, 3}, float64)});
+    return weighted_sum(square(rows)) + weighted_sum(square(concatenate({c, c * 0.5})));
+  };
+  check_gradients(function, {a, b, c});
+  const Tensor fixed = values({3, 3}, 15);
+  check_gradients([&] { return weighted_sum(square(concatenate({fixed, a}))); }, {a});
+}
+
+TEST_F(GradientCheck, AnOpOfAProgramOfItsOwn) {
+  const Tensor x = leaf({4}, 16);
+  const auto doubled = [](const Tensor& in) {
+    const Tensor out = (in.detach() * 2.0).clone();
+    autograd::record(Op::custom, {in}, {out},
+                     [](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+                       sink.add(0, affine(dout[0], 2.0));
+                     });
+    return out;
+  };
+  check_gradients([&] { return weighted_sum(square(doubled(x))); }, {x});
 }
 
 TEST_F(GradientCheck, SumAndMean) {
@@ -333,6 +361,81 @@ TEST_F(GradientCheck, PackedAttention) {
       check_gradients(function, {qkv});
     }
   }
+}
+
+// Sequences of these lengths, one after the other.
+inline Sequences sequences_of(const std::vector<std::int32_t>& lengths, std::int64_t capacity) {
+  std::vector<std::int32_t> starts, slots;
+  Sequences sequences;
+  for (const std::int32_t length : lengths) {
+    const auto first =
+        static_cast<std::int32_t>(static_cast<std::int64_t>(starts.size()) * capacity);
+    starts.push_back(static_cast<std::int32_t>(slots.size()));
+    for (std::int32_t t = 0; t < length; ++t) slots.push_back(first + t);
+    sequences.longest = std::max<std::int64_t>(sequences.longest, length);
+  }
+  const auto count = static_cast<std::int64_t>(lengths.size());
+  sequences.starts = constant(starts, {count});
+  sequences.lengths = constant(lengths, {count});
+  sequences.slots = constant(slots, {static_cast<std::int64_t>(slots.size())});
+  sequences.capacity = capacity;
+  return sequences;
+}
+
+TEST_F(GradientCheck, SequenceAttention) {
+  manual_seed(3);
+  const Sequences sequences = sequences_of({3, 1, 6}, 7);
+  for (const std::int64_t head_dim : {3, 20}) {
+    for (const double dropout : {0.0, 0.3}) {
+      for (const bool biased : {false, true}) {
+        SCOPED_TRACE(head_dim * 10 + (biased ? 1 : 0));
+        const Tensor q = leaf({10, 2 * head_dim}, 70, -1, 1);
+        const Tensor k = leaf({10, 2 * head_dim}, 71, -1, 1);
+        const Tensor v = leaf({10, 2 * head_dim}, 72);
+        const Tensor bias = leaf({13, 2}, 73);
+        SequenceAttentionOptions options{.heads = 2, .dropout = dropout};
+        if (biased) options.relative_bias = bias;
+        const auto function = [&] {
+          begin_batch({.step = 5, .first_sample = 1, .samples = 3});
+          const Tensor out = weighted_sum(sequence_attention(q, k, v, sequences, options));
+          return biased ? out : out + sum(bias);
+        };
+        check_gradients(function, {q, k, v, bias});
+      }
+    }
+  }
+}
+
+TEST_F(GradientCheck, SequenceDropoutWithAFixedKey) {
+  manual_seed(3);
+  const Sequences sequences = sequences_of({3, 1, 2}, 5);
+  const Tensor x = leaf({6, 9}, 74);
+  const auto function = [&] {
+    begin_batch({.step = 5, .first_sample = 2, .samples = 3});
+    return weighted_sum(sequence_dropout(x, 0.4, sequences)) +
+           sum(sequence_dropout(x, 0, sequences));
+  };
+  check_gradients(function, {x});
+}
+
+TEST_F(GradientCheck, Pooling) {
+  const Sequences sequences = sequences_of({4, 1, 2}, 5);
+  const Tensor x = leaf({7, 5}, 75);
+  for (const PoolingMode mode :
+       {PoolingMode::mean, PoolingMode::cls, PoolingMode::max, PoolingMode::mean_sqrt_length}) {
+    check_gradients([&] { return weighted_sum(pool_sequences(x, sequences, {mode})); }, {x});
+  }
+  const auto joined = [&] {
+    return weighted_sum(pool_sequences(
+        x, sequences, {PoolingMode::cls, PoolingMode::max, PoolingMode::mean, PoolingMode::cls}));
+  };
+  check_gradients(joined, {x});
+}
+
+TEST_F(GradientCheck, NormalizedRows) {
+  const Tensor x = leaf({3, 2, 5}, 76);
+  check_gradients([&] { return weighted_sum(normalize_rows(x)); }, {x});
+  check_gradients([&] { return weighted_sum(normalize_rows(x, 100.0)); }, {x});
 }
 
 TEST_F(GradientCheck, CrossEntropyWithIgnoredTargets) {

@@ -22,8 +22,7 @@
 #include "checkpoint/safetensors.h"
 #include "cli/recipe.h"
 #include "kernels/base/error.h"
-#include "models/gpt2_config.h"
-#include "models/llama_config.h"
+#include "models/registry.h"
 
 namespace tessera::fuzz {
 
@@ -162,11 +161,12 @@ void run_recipe(std::string_view bytes) {
 
 void run_config(std::string_view bytes) {
   const nlohmann::json config = parse_json(bytes, "config.json");
-  try {
-    models::Gpt2Config::parse(config, "config.json");
-  } catch (const Error&) {
+  for (const models::Architecture& architecture : models::architectures()) {
+    try {
+      architecture.check(config, "config.json");
+    } catch (const Error&) {
+    }
   }
-  models::LlamaConfig::parse(config, "config.json");
 }
 
 // Refusals are what a parser is for.

@@ -1,8 +1,9 @@
-"""Small GPT-2 and Llama models made by transformers, with weights that leave no mistake unseen."""
+"""Small GPT-2, Llama, Mistral and Qwen2 models made by transformers, with weights that leave no mistake unseen."""
 import json
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig,
+                          MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM)
 
 LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                "original_max_position_embeddings": 32}
@@ -34,6 +35,20 @@ def llama(vocabulary=307, positions=128, seed=2, **changes):
                             "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2,
                             "num_attention_heads": 4, "num_key_value_heads": 2, **changes})
     return scatter(LlamaForCausalLM(config), seed)
+
+
+def mistral(vocabulary=307, positions=128, seed=3, **changes):
+    config = MistralConfig(**{"vocab_size": vocabulary, "max_position_embeddings": positions, "hidden_size": 64,
+                              "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4,
+                              "num_key_value_heads": 2, **changes})
+    return scatter(MistralForCausalLM(config), seed)
+
+
+def qwen2(vocabulary=307, positions=128, seed=4, **changes):
+    config = Qwen2Config(**{"vocab_size": vocabulary, "max_position_embeddings": positions, "hidden_size": 64,
+                            "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4,
+                            "num_key_value_heads": 2, **changes})
+    return scatter(Qwen2ForCausalLM(config), seed)
 
 
 def edit_config(folder, edit):

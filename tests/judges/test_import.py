@@ -2,7 +2,7 @@
 import json
 
 import pytest
-from models import LLAMA3_ROPE, assert_close, edit_config, gpt2, llama, logits_of, prompt
+from models import LLAMA3_ROPE, assert_close, edit_config, gpt2, llama, logits_of, mistral, prompt, qwen2
 from safetensors.torch import load_file, save_file
 
 
@@ -64,7 +64,7 @@ def test_gpt2_one_token_and_all_positions(tessera, tmp_path):
     check(tessera, tmp_path / "gpt2", model, length=63)
 
 
-@pytest.mark.parametrize("make", [gpt2, llama], ids=["gpt2", "llama"])
+@pytest.mark.parametrize("make", [gpt2, llama, mistral, qwen2], ids=["gpt2", "llama", "mistral", "qwen2"])
 def test_greedy_continuation(tessera, tmp_path, make):
     """Token by token the most probable one: the same text, whichever program writes it."""
     model = make()
@@ -112,3 +112,27 @@ def test_llama_rotary_positions(tessera, tmp_path, tied, scaled, keys):
     if keys == "rope_scaling":
         edit_config(folder, two_keys)
     check(tessera, folder, model, length=120)
+
+
+MISTRALS = {
+    "plain": {},
+    "head_dim": {"head_dim": 24},
+    "no_window": {"sliding_window": None},
+    "window_as_long_as_the_prompt": {"sliding_window": 40},
+    "tied": {"tie_word_embeddings": True},
+}
+
+
+@pytest.mark.parametrize("name", MISTRALS)
+def test_mistral(tessera, tmp_path, name):
+    model = mistral(**MISTRALS[name])
+    model.save_pretrained(tmp_path / "mistral")
+    check(tessera, tmp_path / "mistral", model)
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True}, {"num_key_value_heads": 4}],
+                         ids=["plain", "tied", "as_many_keys"])
+def test_qwen2(tessera, tmp_path, changes):
+    model = qwen2(**changes)
+    model.save_pretrained(tmp_path / "qwen2")
+    check(tessera, tmp_path / "qwen2", model)

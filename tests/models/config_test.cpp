@@ -40,6 +40,13 @@ void expect_refused(const json& config, const std::vector<std::string>& parts) {
   }
 }
 
+// The Llama of the tests as another architecture of its build.
+json decoder_config(const std::string& model_type) {
+  json config = llama_config();
+  config["model_type"] = model_type;
+  return config;
+}
+
 json with(json config, const std::string& key, json value) {
   config[key] = std::move(value);
   return config;
@@ -49,7 +56,9 @@ TEST(ModelConfig, AModelsConfigurationBuildsItAgain) {
   const DeviceGuard meta(Device::meta());
   for (const json& config :
        {gpt2_config(), llama_config(), with(gpt2_config(), "tie_word_embeddings", false),
-        with(llama_config(), "attention_bias", true), with(llama_config(), "head_dim", 6)}) {
+        with(llama_config(), "attention_bias", true), with(llama_config(), "head_dim", 6),
+        decoder_config("mistral"), with(decoder_config("mistral"), "sliding_window", nullptr),
+        decoder_config("qwen2")}) {
     const auto model = models::make_language_model(config);
     const json written = model->config(bfloat16);
     for (const auto& [key, value] : config.items()) EXPECT_EQ(written.at(key), value) << key;
@@ -73,6 +82,59 @@ TEST(ModelConfig, WritesWhatTransformersAsksFor) {
   EXPECT_EQ(llama["head_dim"], 2);
   EXPECT_EQ(llama["hidden_act"], "silu");
   EXPECT_TRUE(llama["rope_scaling"].is_null());
+}
+
+TEST(ModelConfig, MistralAndQwen2AreLlamasWithOtherBiasesAndNames) {
+  const DeviceGuard meta(Device::meta());
+  const auto mistral = models::make_language_model(decoder_config("mistral"));
+  EXPECT_EQ(mistral->config()["architectures"], json::array({"MistralForCausalLM"}));
+  EXPECT_EQ(mistral->layer_class(), "MistralDecoderLayer");
+  EXPECT_EQ(testing::names_and_shapes(*mistral),
+            testing::names_and_shapes(*models::make_language_model(llama_config())));
+  const auto qwen2 = models::make_language_model(decoder_config("qwen2"));
+  EXPECT_EQ(qwen2->config()["architectures"], json::array({"Qwen2ForCausalLM"}));
+  std::vector<std::string> biases;
+  for (const std::string& line : testing::names_and_shapes(*qwen2)) {
+    if (line.find(".bias") != std::string::npos) biases.push_back(line);
+  }
+  EXPECT_EQ(biases,
+            (std::vector<std::string>{"model.layers.0.self_attn.q_proj.bias [8]",
+                                      "model.layers.0.self_attn.k_proj.bias [4]",
+                                      "model.layers.0.self_attn.v_proj.bias [4]"}));
+  bool found = false;
+  for (const auto& [name, module] : qwen2->named_modules()) {
+    found = found || module->class_name() == "Qwen2DecoderLayer";
+  }
+  EXPECT_TRUE(found);
+}
+
+// Within the window it changes nothing, and beyond it nothing is computed.
+TEST(ModelConfig, ASlidingWindowEndsTheModelsPositions) {
+  const DeviceGuard meta(Device::meta());
+  const json mistral = decoder_config("mistral");
+  EXPECT_EQ(models::make_language_model(mistral)->positions(), 16);
+  EXPECT_EQ(models::make_language_model(mistral)->config()["sliding_window"], 4096);
+  const auto narrow = models::make_language_model(with(mistral, "sliding_window", 5));
+  EXPECT_EQ(narrow->positions(), 5);
+  EXPECT_EQ(models::make_language_model(with(mistral, "sliding_window", nullptr))->positions(),
+            16);
+  expect_refused(with(mistral, "sliding_window", 0), {"sliding_window is 0"});
+  expect_refused(with(decoder_config("qwen2"), "use_sliding_window", true),
+                 {"use_sliding_window = true is not built"});
+}
+
+TEST(ModelConfig, AModelOfAnotherKindIsRefused) {
+  const DeviceGuard meta(Device::meta());
+  EXPECT_EQ(models::make_model(gpt2_config())->config()["model_type"], "gpt2");
+  try {
+    (void)models::make_text_encoder(gpt2_config(), "folder/config.json");
+    FAIL() << "a decoder is no encoder";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::configuration);
+    EXPECT_STREQ(error.what(),
+                 "folder/config.json: model_type \"gpt2\" is a language model, which predicts the "
+                 "next token; an encoder of texts is wanted here");
+  }
 }
 
 TEST(ModelConfig, KeepsWhatItHasNoUseFor) {
@@ -131,6 +193,8 @@ TEST(ModelConfig, RefusesByName) {
   expect_refused(with(gpt2_config(), "add_cross_attention", true), {"add_cross_attention"});
   expect_refused(with(llama_config(), "hidden_act", "gelu"), {"hidden_act", "gelu", "silu"});
   expect_refused(with(llama_config(), "num_key_value_heads", 3), {"num_key_value_heads = 3"});
+  expect_refused(with(llama_config(), "rope_scaling", {{"factor", 2}}),
+                 {"rope_scaling.rope_type is missing", "factor"});
   expect_refused(with(llama_config(), "hidden_size", 10), {"hidden_size = 10"});
   expect_refused(with(llama_config(), "head_dim", 3), {"head_dim = 3"});
   expect_refused(with(llama_config(), "rope_scaling", "yarn"), {"rope_scaling", "object"});

@@ -52,6 +52,47 @@ TEST(Context, GatherForMetricsIsExact) {
   }
 }
 
+// Of every dtype, on odd worlds, with a last batch that some ranks have all of, one has a part of,
+// and others only fillings: the bytes of each sample's value, once and in order.
+TEST(Context, GatherForMetricsKeepsEveryDtype) {
+  for (const int world : {1, 3, 5, 7}) {
+    for (const DType dtype : {bfloat16, float16, float32, float64, int32, int64}) {
+      constexpr std::int64_t samples = 17;
+      launch(world, [&](Context& context) {
+        data::TensorLoader loader =
+            context.prepare(data::TensorLoader(numbered(samples), {.batch_size = 3}));
+        std::vector<double> seen;
+        for (auto [x, y] : loader) {
+          std::vector<std::int32_t> narrow;
+          for (const double value : y.to_vector()) {
+            narrow.push_back(static_cast<std::int32_t>(value));
+          }
+          const Tensor values = dtype == int64   ? y
+                                : dtype == int32 ? Tensor::from(narrow, y.shape())
+                                                 : cast(y, dtype);
+          const Tensor all = context.gather_for_metrics(values, loader);
+          EXPECT_EQ(all.dtype(), dtype);
+          const auto found = all.to_vector();
+          seen.insert(seen.end(), found.begin(), found.end());
+        }
+        ASSERT_EQ(static_cast<std::int64_t>(seen.size()), samples) << world << " ranks";
+        for (std::size_t i = 0; i < seen.size(); ++i) EXPECT_EQ(seen[i], static_cast<double>(i));
+      });
+    }
+  }
+}
+
+// A value a batch would be taken for the value of its first sample.
+TEST(Context, GatherForMetricsRefusesFewerValuesThanSamples) {
+  launch(1, [](Context& context) {
+    data::TensorLoader loader = context.prepare(data::TensorLoader(numbered(4), {.batch_size = 2}));
+    for (auto [x, y] : loader) {
+      EXPECT_THROW((void)context.gather_for_metrics(Tensor::full({1}, 1), loader),
+                   std::logic_error);
+    }
+  });
+}
+
 TEST(Context, GatherForMetricsRefusesScalars) {
   launch(1, [](Context& context) {
     data::TensorLoader loader = context.prepare(data::TensorLoader(numbered(2), {}));

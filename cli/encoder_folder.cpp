@@ -1,0 +1,200 @@
+// Finding, building, sharding and filling a sentence encoder.
+#include "cli/encoder_folder.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstdio>
+#include <utility>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/file.h"
+#include "checkpoint/json.h"
+#include "checkpoint/safetensors.h"
+#include "checkpoint/sharded_state.h"
+#include "cli/nearest.h"
+#include "cli/recipe_values.h"
+#include "kernels/base/error.h"
+#include "models/registry.h"
+#include "tasks/sentence_losses.h"
+#include "tokenizers/load.h"
+
+namespace tessera::cli {
+
+namespace fs = std::filesystem;
+
+fs::path find_model_folder(const std::string& folder, comm::Communicator& ranks) {
+  TESSERA_CHECK(fs::is_directory(folder), ErrorCode::checkpoint, "{}: no such folder", folder);
+  const fs::path path = folder;
+  if (fs::exists(path / "config.json")) return path;
+  if (const auto found = checkpoint::find_latest(ranks, path)) {
+    for (const std::string& reason : found->skipped) {
+      if (ranks.rank() == 0) fmt::print(stderr, "tessera: passed over {}\n", reason);
+    }
+    return found->path;
+  }
+  fail(ErrorCode::checkpoint,
+       "{}: no config.json there; name a folder that sentence-transformers, transformers or "
+       "tessera train saved",
+       folder);
+}
+
+std::vector<checkpoint::LogicalTensor> whole_tensors(const nn::Module& module) {
+  std::vector<checkpoint::LogicalTensor> tensors;
+  for (const auto& parameter : module.named_parameters()) {
+    const auto sizes = parameter.shape.sizes();
+    tensors.push_back(
+        {parameter.name,
+         parameter.tensor.dtype(),
+         {sizes.begin(), sizes.end()},
+         {{0, parameter.tensor.elements(), parameter.tensor.data(), parameter.tensor.device()}}});
+  }
+  return tensors;
+}
+
+DType parse_compute_dtype(const std::string& name) {
+  constexpr std::pair<std::string_view, DType> names[] = {
+      {"float32", DType::float32}, {"fp32", DType::float32},    {"bfloat16", DType::bfloat16},
+      {"bf16", DType::bfloat16},   {"float16", DType::float16}, {"fp16", DType::float16}};
+  for (const auto& [known, dtype] : names) {
+    if (lower_case(name) == known) return dtype;
+  }
+  fail(ErrorCode::usage, "--dtype {}: there are float32, bfloat16 and float16", name);
+}
+
+Strategy parse_strategy(const std::string& name) {
+  std::vector<std::string> names;
+  for (const StrategyRow& row : strategy_table) {
+    names.emplace_back(row.name);
+    if (lower_case(row.name) == lower_case(name)) return row.strategy;
+  }
+  fail(ErrorCode::usage, "--sharding-strategy {}: there are {}{}", name, fmt::join(names, ", "),
+       did_you_mean(name, names));
+}
+
+namespace {
+
+ShardingOptions sharding_of(const models::Model& model, const Context& context,
+                            const EncoderChoices& choices) {
+  ShardingOptions options;
+  options.strategy = choices.strategy.value_or(Strategy::no_shard);
+  options.wrap = WrapPolicy::transformer({model.layer_class()});
+  options.group_size = context.world().local_size;
+  if (choices.dtype != float32) options.param_dtype = choices.dtype;
+  return options;
+}
+
+constexpr std::uint64_t config_limit = std::uint64_t{16} << 20;
+
+bool has_sharded_files(const fs::path& step) {
+  return fs::exists(step / "manifest.json") && !fs::exists(step / "model.safetensors");
+}
+
+}  // namespace
+
+LoadedEncoder::LoadedEncoder(const std::string& folder, const Context& context,
+                             const EncoderChoices& choices)
+    : path_(find_model_folder(folder, context.communicator())) {
+  const fs::path& path = path_;
+  tokens_.tokenizer = tokenizers::load_tokenizer(path.string());
+  if (choices.strategy) {
+    {
+      const DeviceGuard deferred(Device::meta());  // each rank has its own shard only
+      model_ = models::make_sentence_encoder(path.string());
+    }
+    sharded_.emplace(*model_, context, sharding_of(*model_, context, choices));
+    load(path, context,
+         checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::load).model);
+  } else {
+    const nn::ParameterDTypeGuard in(choices.dtype);
+    model_ = models::make_sentence_encoder(path.string());
+    load(path, context, whole_tensors(*model_));
+  }
+  model_->eval();
+  TESSERA_CHECK(tokens_.tokenizer->vocabulary_size() <= model_->vocabulary(),
+                ErrorCode::configuration,
+                "{}: the tokenizer has {} tokens and the model {}; they do not belong together",
+                path.string(), tokens_.tokenizer->vocabulary_size(), model_->vocabulary());
+  tokens_.max_length = model_->max_seq_length();
+  tokens_.lower_case = model_->do_lower_case();
+}
+
+void LoadedEncoder::load(const fs::path& path, const Context& context,
+                         std::vector<checkpoint::LogicalTensor> tensors) const {
+  // A step of SHARDED_STATE_DICT has its tensors in its own files.
+  if (has_sharded_files(path)) {
+    checkpoint::State state;
+    state.model = std::move(tensors);
+    checkpoint::load(context.communicator(), path, state, checkpoint::LoadParts::model_only);
+  } else {
+    models::load_sentence_encoder(path.string(), *model_, tensors);
+  }
+}
+
+nn::Linear LoadedEncoder::load_head() const {
+  const fs::path path = path_ / "model.safetensors";
+  TESSERA_CHECK(fs::exists(path), ErrorCode::checkpoint,
+                "{}: accuracy needs the head that softmax trained, and a FULL step has it; convert "
+                "this one with tessera convert --to full",
+                path_.string());
+  const auto file = checkpoint::File::open_for_reading(path);
+  const auto read = [&](std::uint64_t offset, void* data, std::size_t bytes) {
+    file.read_at(offset, data, bytes);
+  };
+  const auto header = checkpoint::read_safetensors_header(read, file.size(), path.string());
+  const auto* const weight = header.find("classifier.weight");
+  const auto* const bias = header.find("classifier.bias");
+  const std::int64_t in = 3 * model_->dimension();
+  TESSERA_CHECK(weight != nullptr && bias != nullptr, ErrorCode::checkpoint,
+                "{}: no classifier in it: accuracy needs the head of a run that trained with "
+                "loss: softmax",
+                path.string());
+  TESSERA_CHECK(weight->shape.size() == 2 && weight->shape[1] == in && bias->shape.size() == 1 &&
+                    bias->shape[0] == weight->shape[0] && weight->stored->dtype &&
+                    bias->stored->dtype && is_floating(*weight->stored->dtype) &&
+                    is_floating(*bias->stored->dtype),
+                ErrorCode::checkpoint,
+                "{}: its classifier is not one of {} numbers, three embeddings side by side",
+                path.string(), in);
+  nn::Linear head = tasks::make_softmax_head(model_->dimension(), weight->shape[0]);
+  const auto fill = [&](const checkpoint::TensorEntry& entry, Tensor parameter) {
+    const DeviceGuard on_host(Device::cpu());
+    const Tensor stored = Tensor::empty(parameter.shape(), *entry.stored->dtype);
+    file.read_at(entry.begin, stored.data(), entry.end - entry.begin);
+    parameter.copy_from(stored);
+  };
+  fill(*weight, head->weight());
+  fill(*bias, head->bias());
+  return head;
+}
+
+tasks::Encode LoadedEncoder::encode() const {
+  return
+      [model = model_.get()](const models::TokenBatch& tokens) { return model->forward(tokens); };
+}
+
+LoadedLanguageModel::LoadedLanguageModel(const std::string& folder, const Context& context,
+                                         const EncoderChoices& choices) {
+  const fs::path path = find_model_folder(folder, context.communicator());
+  const fs::path config = path / "config.json";
+  {
+    const DeviceGuard deferred(Device::meta());
+    model_ = models::make_language_model(
+        checkpoint::parse_json(checkpoint::read_file(config, config_limit), config.string()),
+        config.string());
+  }
+  const ByteTokenizer bytes;
+  const bool of_bytes = model_->vocabulary() == bytes.vocabulary_size();
+  tokenizer_ = tokenizers::load_tokenizer(of_bytes ? std::string(bytes.name()) : path.string());
+  sharded_.emplace(*model_, context, sharding_of(*model_, context, choices));
+  checkpoint::State state = checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::load);
+  if (has_sharded_files(path)) {
+    checkpoint::load(context.communicator(), path, state, checkpoint::LoadParts::model_only);
+  } else {
+    const models::HuggingFaceNames names = model_->hugging_face_names();
+    checkpoint::load_hugging_face(path.string(), state.model, names.ignored, names.aliases);
+  }
+  model_->eval();
+}
+
+}  // namespace tessera::cli

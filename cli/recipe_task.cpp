@@ -1,0 +1,219 @@
+// From a recipe's keys to a task's options.
+#include "cli/recipe_task.h"
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/export.h"
+#include "kernels/base/error.h"
+#include "models/registry.h"
+#include "models/sentence_encoder.h"
+#include "tasks/next_token.h"
+#include "tasks/sentence_pairs.h"
+#include "tokenizers/load.h"
+
+namespace tessera::cli {
+namespace {
+
+nlohmann::json read_folder_config(const std::filesystem::path& path) {
+  std::ifstream stream(path);
+  TESSERA_CHECK(stream.is_open(), ErrorCode::configuration,
+                "{}: cannot be read; a model folder has a config.json", path.string());
+  nlohmann::json json = nlohmann::json::parse(stream, nullptr, false);
+  TESSERA_CHECK(json.is_object(), ErrorCode::configuration, "{}: not a JSON object", path.string());
+  return json;
+}
+
+// Of a folder's model, what a recipe may change: dropout rates.
+nlohmann::json changes_of(const Recipe& recipe, const nlohmann::json& folder) {
+  nlohmann::json changes = recipe.model.config;
+  if (!recipe.given.contains("model.dropout")) return changes;
+  const std::string source = *recipe.model.pretrained;
+  for (const models::ConfigKey& key : models::architecture_of(folder, source).keys()) {
+    const bool rate = key.role == models::ConfigKey::Role::dropout;
+    if (rate && !changes.contains(key.name)) changes[key.name] = recipe.model.dropout;
+  }
+  return changes;
+}
+
+}  // namespace
+
+nlohmann::json model_configuration(const Recipe& recipe) {
+  if (recipe.model.pretrained) {
+    nlohmann::json folder =
+        read_folder_config(std::filesystem::path(*recipe.model.pretrained) / "config.json");
+    folder.update(changes_of(recipe, folder));
+    return folder;
+  }
+  nlohmann::json config = recipe.model.config;
+  config["model_type"] = recipe.model.architecture;
+  return config;
+}
+
+namespace {
+
+std::vector<std::string> files_of(const std::vector<DataSetRecipe>& sets) {
+  std::vector<std::string> files;
+  for (const DataSetRecipe& set : sets) {
+    files.insert(files.end(), set.files.begin(), set.files.end());
+  }
+  return files;
+}
+
+// Whether a folder says how its model's ids were made from text.
+bool has_tokenizer(const std::filesystem::path& folder) {
+  std::error_code error;
+  for (const char* name : {"tokenizer.json", "vocab.txt", "tokenizer.model", "spiece.model",
+                           "sentencepiece.bpe.model"}) {
+    if (std::filesystem::exists(folder / name, error)) return true;
+  }
+  return false;
+}
+
+// Absent in the recipe: the pretrained folder's, else bytes.
+std::string tokenizer_name(const Recipe& recipe) {
+  if (recipe.data.tokenizer) return *recipe.data.tokenizer;
+  const auto& folder = recipe.model.pretrained;
+  return folder && has_tokenizer(*folder) ? *folder : "bytes";
+}
+
+// What a run of `tessera train` on bytes has saved.
+bool was_trained_on_bytes(const std::filesystem::path& folder) {
+  std::ifstream stream(folder / "recipe.json");
+  if (!stream.is_open()) return false;
+  const auto recipe = nlohmann::json::parse(stream, nullptr, false);
+  if (!recipe.is_object() || has_tokenizer(folder)) return false;
+  const nlohmann::json name = recipe.value("/data/tokenizer"_json_pointer, nlohmann::json());
+  return name.is_null() || name == "bytes";
+}
+
+// The weights of a pretrained model know the ids of one tokenizer: those of another would train
+// them on nonsense without a word.
+void check_vocabulary(const Recipe& recipe, std::int64_t vocabulary, const Tokenizer& tokenizer) {
+  if (!recipe.model.pretrained) return;
+  const std::string& folder = *recipe.model.pretrained;
+  const bool own = has_tokenizer(folder);
+  if (tokenizer.name() == "bytes") {
+    TESSERA_CHECK(vocabulary == tokenizer.vocabulary_size() || was_trained_on_bytes(folder),
+                  ErrorCode::configuration,
+                  "{}: the model in {} has a vocabulary of {}, which bytes are not: {}, or make "
+                  "tokens of the text with tessera tokenize",
+                  where(recipe, "data.tokenizer"), folder, vocabulary,
+                  own ? "leave data.tokenizer out to take the folder's own"
+                      : "name its tokenizer's folder or file as data.tokenizer");
+    return;
+  }
+  if (!own || !recipe.data.tokenizer) return;
+  const auto of_folder = tokenizers::load_tokenizer(folder);
+  TESSERA_CHECK(of_folder->vocabulary_size() == tokenizer.vocabulary_size(),
+                ErrorCode::configuration,
+                "{}: data.tokenizer {} has {} tokens, and that of the model in {} has {}; leave "
+                "data.tokenizer out",
+                where(recipe, "data.tokenizer"), *recipe.data.tokenizer,
+                tokenizer.vocabulary_size(), folder, of_folder->vocabulary_size());
+}
+
+tasks::SentenceData sentence_data(const DataSetRecipe& set) {
+  tasks::SentenceData data;
+  data.files = set.files;
+  data.table = {.columns = set.columns, .format = set.format, .header = set.header};
+  data.loss = set.loss;
+  data.evaluator = set.evaluator;
+  data.label_scale = set.label_scale.value_or(data.label_scale);
+  data.labels = set.labels;
+  data.classes = set.num_labels.value_or(static_cast<std::int64_t>(set.labels.size()));
+  data.scale = set.scale.value_or(data.scale);
+  return data;
+}
+
+// A model that begins anew has the tokenizer's vocabulary where the recipe gives none.
+void take_vocabulary(const Recipe& recipe, const Tokenizer& tokenizer, nlohmann::json& config) {
+  if (recipe.model.pretrained || recipe.given.contains("model.vocab_size")) return;
+  config["vocab_size"] = tokenizer.vocabulary_size();
+}
+
+// The encoder of a pretrained folder, or one that the recipe describes, with mean pooling.
+std::unique_ptr<models::SentenceEncoder> make_encoder(const Recipe& recipe,
+                                                      const Tokenizer& tokenizer, bool planned) {
+  if (!recipe.model.pretrained) {
+    nlohmann::json config = model_configuration(recipe);
+    take_vocabulary(recipe, tokenizer, config);
+    return models::make_mean_pooling_encoder(config, recipe.source);
+  }
+  const std::filesystem::path folder = *recipe.model.pretrained;
+  const nlohmann::json changes = changes_of(recipe, read_folder_config(folder / "config.json"));
+  auto encoder = models::make_sentence_encoder(*recipe.model.pretrained, changes);
+  if (!planned) check_vocabulary(recipe, encoder->vocabulary(), tokenizer);
+  return encoder;
+}
+
+std::unique_ptr<tasks::Task> sentence_pairs_task(const Recipe& recipe, bool planned) {
+  tasks::SentencePairsOptions options;
+  for (const DataSetRecipe& set : recipe.data.train) options.train.push_back(sentence_data(set));
+  if (!recipe.data.valid.empty()) options.valid = sentence_data(recipe.data.valid.front());
+  options.tokenizer = tokenizers::load_tokenizer(tokenizer_name(recipe));
+  options.make_encoder = [&recipe, planned, &tokenizer = *options.tokenizer] {
+    return make_encoder(recipe, tokenizer, planned);
+  };
+  if (recipe.given.contains("model.seq_len")) options.seq_len = recipe.model.seq_len;
+  options.shuffle = recipe.data.shuffle;
+  options.group_by_length = recipe.data.group_by_length;
+  options.seed = recipe.train.seed;
+  options.reads_data = !planned;
+  options.source = recipe.source;
+  options.train_place = where(recipe, "data.train");
+  options.seq_len_place = where(recipe, "model.seq_len");
+  return tasks::make_sentence_pairs_task(options);
+}
+
+std::unique_ptr<tasks::Task> next_token_task(const Recipe& recipe, bool planned) {
+  tasks::NextTokenOptions options;
+  options.reads_data = !planned;
+  if (!planned) {
+    options.train = tasks::expand_files(files_of(recipe.data.train));
+    const auto valid = tasks::expand_files(files_of(recipe.data.valid));
+    TESSERA_CHECK(valid.size() <= 1, ErrorCode::configuration,
+                  "{}: data.valid is {} files; one is "
+                  "evaluated on",
+                  where(recipe, "data.valid"), valid.size());
+    if (!valid.empty()) options.valid = valid.front();
+  }
+  options.tokenizer = tokenizers::load_tokenizer(tokenizer_name(recipe));
+  options.seq_len = recipe.model.seq_len;
+  options.shuffle = recipe.data.shuffle;
+  options.seed = recipe.train.seed;
+  options.eval_batches = recipe.train.eval_batches;
+  options.model = model_configuration(recipe);
+  take_vocabulary(recipe, *options.tokenizer, options.model);
+  const nlohmann::json vocabulary = options.model.value("vocab_size", nlohmann::json());
+  if (!planned && vocabulary.is_number_integer()) {
+    check_vocabulary(recipe, vocabulary.get<std::int64_t>(), *options.tokenizer);
+  }
+  options.model_source = recipe.model.pretrained.value_or(recipe.source);
+  options.source = recipe.source;
+  options.train_place = where(recipe, "data.train");
+  options.seq_len_place = where(recipe, "model.seq_len");
+  return tasks::make_next_token_task(options);
+}
+
+}  // namespace
+
+std::map<std::string, std::string> tokenizer_files(const Recipe& recipe) {
+  const std::string name = tokenizer_name(recipe);
+  std::error_code error;
+  if (!std::filesystem::is_directory(name, error)) return {};
+  return checkpoint::read_model_files(name);
+}
+
+std::unique_ptr<tasks::Task> make_task(const Recipe& recipe, bool planned) {
+  switch (recipe.train.task) {
+    case TaskKind::next_token:
+      return next_token_task(recipe, planned);
+    case TaskKind::sentence_pairs:
+      return sentence_pairs_task(recipe, planned);
+  }
+  misuse("a task that is not made");
+}
+
+}  // namespace tessera::cli

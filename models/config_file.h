@@ -1,0 +1,17 @@
+// config.json and its like as they lie in a model's folder.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+
+namespace tessera::models {
+
+// The object in FOLDER/config.json; Error(configuration) where there is none, or anything but one
+// JSON object with every key once.
+nlohmann::json read_config(const std::string& folder);
+// The same of another file of the folder, which may be missing.
+std::optional<nlohmann::json> read_optional_config(const std::string& folder,
+                                                   const std::string& name);
+
+}  // namespace tessera::models

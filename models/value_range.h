@@ -1,0 +1,29 @@
+// What a number may be beyond its type, in a configuration or a recipe.
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace tessera::models {
+
+struct Range {
+  std::optional<double> low;
+  std::optional<double> high;
+  bool low_excluded = false;
+  bool high_excluded = false;
+
+  [[nodiscard]] std::string text() const;  // "at least 0 and below 1", or nothing
+  [[nodiscard]] bool holds(double value) const;
+};
+
+inline Range at_least(double low) {
+  return {low, {}, false, false};
+}
+inline Range above(double low) {
+  return {low, {}, true, false};
+}
+inline Range from_up_to(double low, double high) {  // [low, high)
+  return {low, high, false, true};
+}
+
+}  // namespace tessera::models

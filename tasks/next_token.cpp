@@ -1,0 +1,166 @@
+// Windows of a corpus, and a language model's loss on them.
+#include "tasks/next_token.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "engine/autograd.h"
+#include "engine/data/permutation.h"
+#include "engine/data/samples.h"
+#include "engine/memory_kind.h"
+#include "kernels/base/error.h"
+#include "models/registry.h"
+
+namespace tessera::tasks {
+namespace {
+
+struct Windows final : Prepared {
+  Batch batch;
+};
+
+Tensor ids_of(const std::vector<std::int32_t>& ids, const Batch& batch, Device device) {
+  const MemoryScope kind(MemoryKind::other);
+  return Tensor::from(std::span<const std::int32_t>(ids), {batch.count, batch.seq_len}).to(device);
+}
+
+class NextToken final : public Task {
+ public:
+  explicit NextToken(const NextTokenOptions& options) : options_(options) {
+    if (options_.reads_data) open_data();
+    {
+      const DeviceGuard deferred(Device::meta());  // each rank draws its own shard only
+      model_ = models::make_language_model(options_.model, options_.model_source);
+    }
+    TESSERA_CHECK(model_->vocabulary() >= options_.tokenizer->vocabulary_size(),
+                  ErrorCode::configuration,
+                  "{}: a vocabulary of {} is too small for the {} tokens of data.tokenizer: {}",
+                  options_.source, model_->vocabulary(), options_.tokenizer->vocabulary_size(),
+                  options_.tokenizer->name());
+    TESSERA_CHECK(options_.seq_len <= model_->positions(), ErrorCode::configuration,
+                  "{}: model.seq_len {} is more than the {} positions of the model",
+                  options_.seq_len_place, options_.seq_len, model_->positions());
+  }
+
+  [[nodiscard]] nn::Module& module() override { return *model_; }
+  [[nodiscard]] const models::Model& model() const override { return *model_; }
+  [[nodiscard]] std::map<std::string, std::string> files(DType weights) const override {
+    return {{"config.json", model_->config(weights).dump(2) + "\n"}};
+  }
+
+  [[nodiscard]] std::vector<std::int64_t> samples_per_epoch() const override {
+    std::vector<std::int64_t> samples;
+    for (const Samples& one : samples_) samples.push_back(one.samples_per_epoch());
+    return samples;
+  }
+
+  [[nodiscard]] std::unique_ptr<Prepared> prepare(
+      std::size_t data_set, std::span<const std::int64_t> samples) const override {
+    auto windows = std::make_unique<Windows>();
+    samples_[data_set].fill(samples, windows->batch);
+    count(*windows);
+    return windows;
+  }
+
+  [[nodiscard]] std::unique_ptr<Prepared> blank(std::int64_t samples) const override {
+    auto windows = std::make_unique<Windows>();
+    Batch& batch = windows->batch;
+    batch.count = samples;
+    batch.seq_len = options_.seq_len;
+    batch.inputs.assign(static_cast<std::size_t>(samples * options_.seq_len), 0);
+    batch.targets = batch.inputs;
+    count(*windows);
+    return windows;
+  }
+
+  [[nodiscard]] Tensor loss(const Prepared& prepared, const Context& context) override {
+    return loss_of(dynamic_cast<const Windows&>(prepared).batch, context.device());
+  }
+
+  [[nodiscard]] std::string describe_batch(std::int64_t samples) const override {
+    return fmt::format("{} x {} tokens", samples, options_.seq_len);
+  }
+
+  [[nodiscard]] bool evaluates() const override { return validation_ != nullptr; }
+
+  [[nodiscard]] Evaluation evaluate(const Context& context, std::int64_t batch_size) override {
+    TESSERA_REQUIRE(validation_ != nullptr, "evaluate() without data for it");
+    double total = 0;
+    for (std::int64_t i = 0; i < options_.eval_batches; ++i) {
+      const std::int64_t first =
+          first_sample_of(i, context.world_size(), context.rank(), batch_size);
+      total += loss_of(validation_->batch(first, batch_size), context.device()).item();
+    }
+    return {{{"valid_loss", context.mean(total / static_cast<double>(options_.eval_batches))}},
+            false};
+  }
+
+  void remember_data(Scalars& scalars) const override {
+    scalars.set("corpus", fingerprint())
+        .set("seq_len", options_.seq_len)
+        .set("seed", options_.seed)
+        .set("shuffle", options_.shuffle);
+  }
+
+  void check_data(const Scalars& scalars, const std::string& folder) const override {
+    TESSERA_CHECK(scalars.contains("corpus"), ErrorCode::checkpoint,
+                  "{}: the manifest has no training position; it was not written by tessera train",
+                  folder);
+    TESSERA_CHECK(
+        scalars.get<std::uint64_t>("corpus") == fingerprint(), ErrorCode::data,
+        "{}: {} is not the text that the run in {} was trained on, so its place in it is lost; "
+        "give the old file, or start anew from the weights with model.pretrained",
+        options_.train_place, fmt::join(options_.train, ", "), folder);
+    TESSERA_CHECK(scalars.get<std::int64_t>("seq_len", 0) == options_.seq_len &&
+                      scalars.get<std::int64_t>("seed", 0) == options_.seed &&
+                      scalars.get<bool>("shuffle", false) == options_.shuffle,
+                  ErrorCode::configuration,
+                  "{}: the run there has model.seq_len {}, train.seed {} and data.shuffle {}; with "
+                  "others the data order would be another",
+                  folder, scalars.get<std::int64_t>("seq_len", 0),
+                  scalars.get<std::int64_t>("seed", 0), scalars.get<bool>("shuffle", false));
+  }
+
+ private:
+  void open_data() {
+    const auto seed = static_cast<std::uint64_t>(options_.seed);
+    for (const std::string& path : options_.train) {
+      samples_.emplace_back(std::make_shared<Corpus>(path, *options_.tokenizer),
+                            SampleOptions{options_.seq_len, options_.shuffle, seed});
+    }
+    if (!options_.valid) return;
+    validation_ =
+        std::make_unique<Samples>(std::make_shared<Corpus>(*options_.valid, *options_.tokenizer),
+                                  SampleOptions{options_.seq_len, false, seed});
+  }
+
+  // Of one file the file's own, as runs have saved it.
+  [[nodiscard]] std::uint64_t fingerprint() const {
+    std::uint64_t all = samples_.front().corpus().fingerprint();
+    for (std::size_t i = 1; i < samples_.size(); ++i) {
+      all = mix(all, samples_[i].corpus().fingerprint());
+    }
+    return all;
+  }
+
+  static void count(Windows& windows) {
+    windows.samples = windows.batch.count;
+    windows.tokens = windows.batch.count * windows.batch.seq_len;
+  }
+
+  [[nodiscard]] Tensor loss_of(const Batch& batch, Device device) const {
+    return model_->loss(ids_of(batch.inputs, batch, device), ids_of(batch.targets, batch, device));
+  }
+
+  NextTokenOptions options_;
+  std::vector<Samples> samples_;  // of each data set
+  std::unique_ptr<Samples> validation_;
+  std::unique_ptr<models::LanguageModel> model_;
+};
+
+}  // namespace
+
+std::unique_ptr<Task> make_next_token_task(const NextTokenOptions& options) {
+  return std::make_unique<NextToken>(options);
+}
+
+}  // namespace tessera::tasks

