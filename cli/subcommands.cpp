@@ -11,6 +11,7 @@ const std::vector<Subcommand>& subcommands() {
       {"convert", "Convert a checkpoint to another format", describe_convert},
       {"inspect", "List the tensors and the training state of a checkpoint", describe_inspect},
       {"verify", "Check a checkpoint's checksums and coverage", describe_verify},
+      {"tokenize", "Turn a text into tokens, for training or as JSON", describe_tokenize},
       {"generate", "Continue a text, or write its logits", describe_generate},
       {"encode", "Sentences of a file to rows of embeddings", describe_encode},
       {"evaluate", "Score a model on a data set", describe_evaluate},

@@ -63,6 +63,10 @@ AddedTokens::AddedTokens(const nlohmann::json& listed, const VocabularyModel& mo
   for (std::size_t i = 0; i < listed.size(); ++i) {
     AddedToken token = added_token(listed[i], fmt::format("{}[{}]", source, i));
     if (token.content.empty()) continue;
+    std::string buffer;
+    token.decoded = token.normalized && normalizer != nullptr
+                        ? std::string(normalizer->apply(token.content, buffer))
+                        : token.content;
     if (token.special && special_.insert(token.content).second) special.push_back(token);
     const auto known = id_of(token.content);
     token.id = known ? *known : model.id_of(token.content).value_or(next);
@@ -77,8 +81,8 @@ AddedTokens::AddedTokens(const nlohmann::json& listed, const VocabularyModel& mo
   special.insert(special.end(), others.begin(), others.end());
   const auto split = std::stable_partition(
       special.begin(), special.end(), [](const AddedToken& token) { return !token.normalized; });
-  exact_ = searched({special.begin(), split}, nullptr);
-  normalized_ = searched({split, special.end()}, normalizer);
+  exact_ = searched({special.begin(), split});
+  normalized_ = searched({split, special.end()});
 }
 
 std::optional<std::int32_t> AddedTokens::id_of(std::string_view content) const {
@@ -86,15 +90,11 @@ std::optional<std::int32_t> AddedTokens::id_of(std::string_view content) const {
   return found == ids_.end() ? std::nullopt : std::optional(found->second);
 }
 
-AddedTokens::Searched AddedTokens::searched(std::vector<AddedToken> tokens,
-                                            const Normalizer* normalizer) {
+AddedTokens::Searched AddedTokens::searched(std::vector<AddedToken> tokens) {
   std::vector<std::pair<std::string, std::int32_t>> entries;
-  std::string copy;
-  std::string buffer;
   // Of equal ones the first counts, which the trie takes from the last entry.
   for (std::size_t i = tokens.size(); i-- > 0;) {
-    std::string_view content = as_utf8(tokens[i].content, copy);
-    if (normalizer != nullptr) content = normalizer->apply(content, buffer);
+    const std::string& content = tokens[i].decoded;
     if (!content.empty()) entries.emplace_back(content, static_cast<std::int32_t>(i));
   }
   return {Trie(std::move(entries)), std::move(tokens)};

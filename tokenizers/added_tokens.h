@@ -18,6 +18,7 @@ namespace tessera::tokenizers {
 
 struct AddedToken {
   std::string content;
+  std::string decoded;  // the content, normalised where it is looked for in normalised text
   std::int32_t id = 0;
   bool single_word = false;  // only where no letter is next to it
   bool lstrip = false;       // takes the white space before it along
@@ -61,7 +62,7 @@ class AddedTokens {
     Trie trie;  // to indices of `tokens`
     std::vector<AddedToken> tokens;
   };
-  static Searched searched(std::vector<AddedToken> tokens, const Normalizer* normalizer);
+  static Searched searched(std::vector<AddedToken> tokens);
   static void cut(std::string_view text, const Searched& searched, std::vector<TextPart>& parts);
 
   Searched exact_;

@@ -156,7 +156,7 @@ std::string PipelineTokenizer::decode(std::span<const std::int32_t> ids) const {
     // An id between others that is no token says nothing.
     if (!is_added && static_cast<std::size_t>(id) >= known.size()) continue;
     const std::string& token =
-        is_added ? added->second.content : known[static_cast<std::size_t>(id)];
+        is_added ? added->second.decoded : known[static_cast<std::size_t>(id)];
     if (!parts_.added.is_special(token)) tokens.push_back(token);
   }
   return parts_.decoder.decode(std::move(tokens));

@@ -1,19 +1,27 @@
-// Byte tokens straight from the file by pread.
+// Tokens straight from the file by pread.
 #include "engine/data/corpus.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
+#include <limits>
+#include <utility>
 
 #include "engine/data/permutation.h"
+#include "engine/data/tokenize_text.h"
 #include "kernels/base/error.h"
 
 namespace tessera {
 namespace {
+
+namespace fs = std::filesystem;
 
 std::string kind_of(mode_t mode) {
   if (S_ISDIR(mode)) return "a folder";
@@ -23,31 +31,136 @@ std::string kind_of(mode_t mode) {
   return "no regular file";
 }
 
+// The stream of a text that was tokenised before, when it still is that text's.
+bool is_stream_of(const fs::path& stream, const Tokenizer& tokenizer, const TextStamp& stamp) {
+  const int file = ::open(stream.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (file < 0) return false;
+  struct stat status {};
+  std::array<char, 256> block{};
+  const bool known = ::fstat(file, &status) == 0 && S_ISREG(status.st_mode);
+  const ssize_t got = known ? ::pread(file, block.data(), block.size(), 0) : -1;
+  ::close(file);
+  if (got <= 0) return false;
+  try {
+    const auto format = recognise_token_stream(
+        stream, {block.data(), static_cast<std::size_t>(got)}, status.st_size);
+    return format && format->kind == "tessera" && format->fingerprint == tokenizer.fingerprint() &&
+           format->vocabulary == tokenizer.vocabulary_size() && format->source == stamp;
+  } catch (const Error&) {
+    return false;  // damaged, and about to be written anew
+  }
+}
+
+void write_stream_of(const fs::path& text, const fs::path& stream, const Tokenizer& tokenizer,
+                     const TextStamp& stamp, int workers) {
+  TokenStreamWriter writer(stream, tokenizer, stamp);
+  TokenizeOptions options;
+  options.workers = workers;
+  tokenize_text(text, tokenizer, options,
+                [&](std::span<const std::int32_t> ids) { writer.append(ids); });
+  writer.finish();
+}
+
 }  // namespace
 
-Corpus::Corpus(const std::filesystem::path& path, const Tokenizer& tokenizer) : path_(path) {
-  TESSERA_REQUIRE(tokenizer.name() == "bytes",
-                  "a corpus of raw bytes cannot be read with tokenizer {}", tokenizer.name());
+Corpus::Corpus(const fs::path& path, const Tokenizer& tokenizer, int workers)
+    : path_(path), limit_(std::numeric_limits<std::int64_t>::max()) {
+  open(path);
+  try {
+    recognise(tokenizer, workers);
+  } catch (...) {
+    ::close(file_);
+    throw;
+  }
+}
+
+Corpus::~Corpus() {
+  ::close(file_);
+}
+
+void Corpus::open(const fs::path& path) {
   // O_NONBLOCK so that a pipe named by mistake is refused below and not waited for.
-  file_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  TESSERA_CHECK(file_ >= 0, ErrorCode::data, "data file {} cannot be opened: {}", path.string(),
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  TESSERA_CHECK(file >= 0, ErrorCode::data, "data file {} cannot be opened: {}", path.string(),
                 describe_errno("open", errno));
   struct stat status {};
-  const bool known = ::fstat(file_, &status) == 0;
+  const bool known = ::fstat(file, &status) == 0;
   const int error = errno;
   const bool usable = known && S_ISREG(status.st_mode) && status.st_size > 0;
-  if (!usable) ::close(file_);
+  if (!usable) ::close(file);
   TESSERA_CHECK(known, ErrorCode::data, "data file {}: {}", path.string(),
                 describe_errno("fstat", error));
   TESSERA_CHECK(S_ISREG(status.st_mode), ErrorCode::data, "data file {} is {}; name a text file",
                 path.string(), kind_of(status.st_mode));
   TESSERA_CHECK(status.st_size > 0, ErrorCode::data, "data file {} is empty; name a file with text",
                 path.string());
-  tokens_ = status.st_size;
+  if (file_ >= 0) ::close(file_);
+  file_ = file;
+  file_bytes_ = status.st_size;
 }
 
-Corpus::~Corpus() {
-  ::close(file_);
+std::string Corpus::beginning() const {
+  std::string bytes(static_cast<std::size_t>(std::min<std::int64_t>(file_bytes_, 256)), '\0');
+  read_bytes(0, {reinterpret_cast<unsigned char*>(bytes.data()), bytes.size()});
+  return bytes;
+}
+
+void Corpus::recognise(const Tokenizer& tokenizer, int workers) {
+  const bool bytes = tokenizer.name() == "bytes";
+  if (auto stream = recognise_token_stream(path_, beginning(), file_bytes_)) {
+    format_ = std::move(*stream);
+    TESSERA_CHECK(bytes || format_.fingerprint == 0 || tokenizer.fingerprint() == 0 ||
+                      format_.fingerprint == tokenizer.fingerprint(),
+                  ErrorCode::configuration,
+                  "data file {} holds tokens of tokenizer {}, not of {}; give the text, or leave "
+                  "the tokenizer out",
+                  path_.string(), format_.tokenizer, tokenizer.name());
+    TESSERA_CHECK(format_.tokens > 0, ErrorCode::data, "data file {} holds no tokens",
+                  path_.string());
+  } else if (bytes) {
+    format_ = {"bytes", 0, file_bytes_, 1, "bytes", tokenizer.fingerprint(), 256, {}};
+  } else {
+    open_tokenized(tokenizer, workers);
+  }
+  if (format_.vocabulary > 0) limit_ = format_.vocabulary;
+}
+
+void Corpus::open_tokenized(const Tokenizer& tokenizer, int workers) {
+  // The lock is on the text and ends with its descriptor. Where there are no locks, each process
+  // writes the stream, and the last one stays.
+  while (::flock(file_, LOCK_EX) != 0 && errno == EINTR) {
+  }
+  const TextStamp stamp = stamp_of_text(path_);
+  fs::path stream = fmt::format("{}.{:016x}.tokens", path_.string(), tokenizer.fingerprint());
+  const fs::path folder = path_.has_parent_path() ? path_.parent_path() : fs::path(".");
+  const bool may_write = ::access(folder.c_str(), W_OK) == 0;
+  const bool ready = is_stream_of(stream, tokenizer, stamp);
+  if (!ready && !may_write) {
+    std::string name = (fs::temp_directory_path() / "tessera-tokens-XXXXXX").string();
+    const int made = ::mkstemp(name.data());
+    TESSERA_CHECK(made >= 0, ErrorCode::data,
+                  "data file {}: its tokens can be kept neither beside it nor in {}: {}; write "
+                  "them with tessera tokenize",
+                  path_.string(), fs::temp_directory_path().string(),
+                  describe_errno("mkstemp", errno));
+    ::close(made);
+    stream = name;
+  }
+  if (!ready) write_stream_of(path_, stream, tokenizer, stamp, workers);
+  open(stream);  // lets the text go
+  if (!ready && !may_write) ::unlink(stream.c_str());
+  auto format = recognise_token_stream(stream, beginning(), file_bytes_);
+  TESSERA_CHECK(format.has_value(), ErrorCode::data,
+                "token stream {} was changed while it was read", stream.string());
+  TESSERA_CHECK(format->tokens > 0, ErrorCode::data,
+                "data file {} gives no tokens with tokenizer {}", path_.string(), tokenizer.name());
+  format_ = std::move(*format);
+}
+
+void Corpus::require_vocabulary(std::int64_t model_vocabulary, bool pretrained) const {
+  check_vocabulary(fmt::format("data file {}", path_.string()), format_.tokenizer,
+                   format_.vocabulary, model_vocabulary, pretrained);
+  limit_ = std::min(limit_.load(), model_vocabulary);
 }
 
 void Corpus::read_bytes(std::int64_t first, std::span<unsigned char> out) const {
@@ -62,20 +175,32 @@ void Corpus::read_bytes(std::int64_t first, std::span<unsigned char> out) const 
     TESSERA_CHECK(got > 0, ErrorCode::data,
                   "data file {} became shorter while it was in use: it had {} bytes, now it ends "
                   "before byte {}",
-                  path_.string(), tokens_, first + static_cast<std::int64_t>(out.size()));
+                  path_.string(), file_bytes_, first + static_cast<std::int64_t>(out.size()));
     done += static_cast<std::size_t>(got);
   }
 }
 
 void Corpus::read(std::int64_t first, std::span<std::int32_t> out) const {
   const auto count = static_cast<std::int64_t>(out.size());
-  TESSERA_REQUIRE(first >= 0 && count <= tokens_ && first <= tokens_ - count,
-                  "tokens {} to {} are outside a corpus of {}", first, first + count, tokens_);
+  TESSERA_REQUIRE(first >= 0 && count <= tokens() && first <= tokens() - count,
+                  "tokens {} to {} are outside a corpus of {}", first, first + count, tokens());
+  const auto width = static_cast<std::int64_t>(format_.bytes_per_token);
+  const std::int64_t limit = limit_.load(std::memory_order_relaxed);
   std::array<unsigned char, 4096> block;
   for (std::int64_t done = 0; done < count;) {
-    const std::int64_t size = std::min<std::int64_t>(count - done, block.size());
-    read_bytes(first + done, std::span(block).first(static_cast<std::size_t>(size)));
-    std::copy_n(block.begin(), size, out.begin() + done);
+    const std::int64_t size =
+        std::min<std::int64_t>(count - done, static_cast<std::int64_t>(block.size()) / width);
+    read_bytes(format_.offset + (first + done) * width,
+               std::span(block).first(static_cast<std::size_t>(size * width)));
+    for (std::int64_t i = 0; i < size; ++i) {
+      std::uint32_t id = 0;  // its lower bytes come first, as on every machine that this runs on
+      std::memcpy(&id, block.data() + i * width, static_cast<std::size_t>(width));
+      TESSERA_CHECK(std::cmp_less(id, limit), ErrorCode::data,
+                    "data file {}: token {} is {}, and the vocabulary has {} tokens; give the file "
+                    "that was made for this model",
+                    path_.string(), first + done + i, id, limit);
+      out[static_cast<std::size_t>(done + i)] = static_cast<std::int32_t>(id);
+    }
     done += size;
   }
 }
@@ -83,15 +208,34 @@ void Corpus::read(std::int64_t first, std::span<std::int32_t> out) const {
 std::uint64_t Corpus::fingerprint() const {
   constexpr std::int64_t samples = 64;
   constexpr std::int64_t sample_bytes = 1024;
-  std::uint64_t hash = mix(0, static_cast<std::uint64_t>(tokens_));
+  // Of the tokens alone: a stream's header tells when its text was written.
+  const std::int64_t bytes = format_.tokens * format_.bytes_per_token;
+  std::uint64_t hash = mix(0, static_cast<std::uint64_t>(bytes));
   std::array<unsigned char, sample_bytes> block;
-  const std::int64_t size = std::min(tokens_, sample_bytes);
+  const std::int64_t size = std::min(bytes, sample_bytes);
   for (std::int64_t i = 0; i < samples; ++i) {
-    const std::int64_t first = (tokens_ - size) / (samples - 1) * i;
+    const std::int64_t first = format_.offset + (bytes - size) / (samples - 1) * i;
     read_bytes(first, std::span(block).first(static_cast<std::size_t>(size)));
     for (std::int64_t k = 0; k < size; ++k) hash = mix(hash, block[static_cast<std::size_t>(k)]);
   }
   return hash;
+}
+
+void check_vocabulary(const std::string& what, const std::string& tokenizer,
+                      std::int64_t tokenizer_vocabulary, std::int64_t model_vocabulary,
+                      bool pretrained) {
+  TESSERA_CHECK(tokenizer_vocabulary <= model_vocabulary, ErrorCode::configuration,
+                "{}: tokenizer {} has {} tokens, and the model's vocabulary is {}; use the model's "
+                "own tokenizer, or a model with at least {}",
+                what, tokenizer, tokenizer_vocabulary, model_vocabulary, tokenizer_vocabulary);
+  // Embeddings are made a little larger than vocabularies, so that their sizes divide well.
+  const bool same =
+      tokenizer_vocabulary == 0 || model_vocabulary - tokenizer_vocabulary <= model_vocabulary / 10;
+  TESSERA_CHECK(!pretrained || same, ErrorCode::configuration,
+                "{}: tokenizer {} has {} tokens, and the pretrained model has learnt {} of another "
+                "tokenizer; name the folder of the model's own tokenizer (tokenizer.json), or give "
+                "tokens made with it by tessera tokenize",
+                what, tokenizer, tokenizer_vocabulary, model_vocabulary);
 }
 
 }  // namespace tessera

@@ -1,0 +1,213 @@
+// The header is fixed: 256 bytes, numbers little endian.
+#include "engine/data/token_stream.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "kernels/base/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t stream_header_bytes = 256;
+constexpr std::string_view stream_magic = "TESSERA\nTOKENS\n\x1a";
+constexpr std::uint32_t stream_version = 1;
+constexpr std::size_t longest_name = 188;
+static_assert(stream_magic.size() == 16);
+
+// Where the fields stand.
+constexpr std::size_t version_at = 16;     // u32
+constexpr std::size_t id_bytes_at = 20;    // u32
+constexpr std::size_t tokens_at = 24;      // u64
+constexpr std::size_t vocabulary_at = 32;  // u64
+constexpr std::size_t tokenizer_at = 40;   // u64
+constexpr std::size_t source_at = 48;      // u64 bytes, i64 nanoseconds
+constexpr std::size_t name_bytes_at = 64;  // u32
+constexpr std::size_t name_at = 68;
+static_assert(name_at + longest_name == stream_header_bytes);
+
+template <class Number>
+Number number_at(std::string_view bytes, std::size_t offset) {
+  Number number = 0;
+  std::memcpy(&number, bytes.data() + offset, sizeof(Number));
+  return number;
+}
+
+template <class Number>
+void put_number(std::string& bytes, std::size_t offset, Number number) {
+  std::memcpy(bytes.data() + offset, &number, sizeof(Number));
+}
+
+TokenStreamFormat own_stream(const std::string& path, std::string_view header,
+                             std::int64_t file_bytes) {
+  TESSERA_CHECK(header.size() >= stream_header_bytes, ErrorCode::data,
+                "token stream {} is cut off in its header; write it again", path);
+  const auto version = number_at<std::uint32_t>(header, version_at);
+  TESSERA_CHECK(version == stream_version, ErrorCode::data,
+                "token stream {} is of version {}, and this program reads version {}; write it "
+                "again with tessera tokenize",
+                path, version, stream_version);
+  const auto id_bytes = number_at<std::uint32_t>(header, id_bytes_at);
+  const auto tokens = number_at<std::uint64_t>(header, tokens_at);
+  const auto vocabulary = number_at<std::uint64_t>(header, vocabulary_at);
+  const auto name_bytes = number_at<std::uint32_t>(header, name_bytes_at);
+  const std::uint64_t body = static_cast<std::uint64_t>(file_bytes) - stream_header_bytes;
+  const bool sound = (id_bytes == 2 || id_bytes == 4) && name_bytes <= longest_name &&
+                     vocabulary > 0 && vocabulary <= (std::uint64_t{1} << 31) &&
+                     body % id_bytes == 0 && tokens == body / id_bytes;
+  TESSERA_CHECK(sound, ErrorCode::data,
+                "token stream {} is damaged: its header does not fit its {} bytes; write it again "
+                "with tessera tokenize",
+                path, file_bytes);
+  return {
+      "tessera",
+      static_cast<std::int64_t>(stream_header_bytes),
+      static_cast<std::int64_t>(tokens),
+      static_cast<int>(id_bytes),
+      std::string(header.substr(name_at, name_bytes)),
+      number_at<std::uint64_t>(header, tokenizer_at),
+      static_cast<std::int64_t>(vocabulary),
+      {number_at<std::int64_t>(header, source_at), number_at<std::int64_t>(header, source_at + 8)}};
+}
+
+// llm.c: 256 numbers of 4 bytes, the first the magic, then the version and how many tokens follow.
+struct LlmcKind {
+  std::int32_t magic;
+  std::int32_t version;
+  int bytes_per_token;
+  const char* tokenizer;
+  std::int64_t vocabulary;
+};
+constexpr LlmcKind llmc_kinds[] = {{20240520, 1, 2, "gpt2", 50257},
+                                   {20240801, 7, 4, "llama3", 128256}};
+constexpr std::int64_t llmc_header_bytes = 1024;
+
+std::optional<TokenStreamFormat> llmc_stream(const std::string& path, std::string_view beginning,
+                                             std::int64_t file_bytes) {
+  if (beginning.size() < 12) return {};
+  for (const LlmcKind& kind : llmc_kinds) {
+    if (number_at<std::int32_t>(beginning, 0) != kind.magic) continue;
+    const auto version = number_at<std::int32_t>(beginning, 4);
+    const std::int64_t tokens = number_at<std::int32_t>(beginning, 8);
+    TESSERA_CHECK(version == kind.version, ErrorCode::data,
+                  "llm.c's token file {} is of version {}, and this program reads version {}", path,
+                  version, kind.version);
+    TESSERA_CHECK(
+        tokens >= 0 && file_bytes == llmc_header_bytes + tokens * kind.bytes_per_token,
+        ErrorCode::data,
+        "llm.c's token file {} is damaged: its header says {} tokens, and it has {} bytes", path,
+        tokens, file_bytes);
+    return TokenStreamFormat{
+        "llm.c", llmc_header_bytes, tokens, kind.bytes_per_token, kind.tokenizer,
+        0,       kind.vocabulary,   {}};
+  }
+  return {};
+}
+
+}  // namespace
+
+std::optional<TokenStreamFormat> recognise_token_stream(const std::filesystem::path& path,
+                                                        std::string_view beginning,
+                                                        std::int64_t file_bytes) {
+  const std::string name = path.string();
+  if (beginning.starts_with(stream_magic)) return own_stream(name, beginning, file_bytes);
+  if (auto llmc = llmc_stream(name, beginning, file_bytes)) return llmc;
+  if (path.extension() != ".bin") return {};
+  TESSERA_CHECK(file_bytes % 2 == 0, ErrorCode::data,
+                "token file {} has {} bytes, and a .bin without a header holds 2 for each token; "
+                "give a text another name",
+                name, file_bytes);
+  return TokenStreamFormat{"uint16", 0, file_bytes / 2, 2, "", 0, 0, {}};
+}
+
+TokenStreamWriter::TokenStreamWriter(std::filesystem::path path, const Tokenizer& tokenizer,
+                                     const TextStamp& source)
+    : path_(std::move(path)),
+      temporary_(fmt::format("{}.partial-{}", path_.string(), ::getpid())),
+      tokenizer_(tokenizer.name().substr(0, longest_name)),
+      fingerprint_(tokenizer.fingerprint()),
+      vocabulary_(tokenizer.vocabulary_size()),
+      bytes_per_token_(vocabulary_ <= 65536 ? 2 : 4),
+      source_(source) {
+  file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
+  TESSERA_CHECK(file_ >= 0, ErrorCode::data, "token stream {} cannot be written: {}",
+                path_.string(), describe_errno("open", errno));
+}
+
+TokenStreamWriter::~TokenStreamWriter() {
+  if (file_ < 0) return;
+  ::close(file_);
+  ::unlink(temporary_.c_str());
+}
+
+void TokenStreamWriter::write(const void* data, std::size_t bytes, std::int64_t offset) {
+  std::size_t done = 0;
+  while (done < bytes) {
+    const ssize_t wrote = ::pwrite(file_, static_cast<const char*>(data) + done, bytes - done,
+                                   static_cast<off_t>(offset) + static_cast<off_t>(done));
+    if (wrote < 0 && errno == EINTR) continue;
+    TESSERA_CHECK(wrote > 0, ErrorCode::data, "token stream {} cannot be written: {}",
+                  path_.string(), describe_errno("pwrite", wrote < 0 ? errno : ENOSPC));
+    done += static_cast<std::size_t>(wrote);
+  }
+}
+
+void TokenStreamWriter::append(std::span<const std::int32_t> ids) {
+  buffer_.resize(ids.size() * static_cast<std::size_t>(bytes_per_token_));
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    TESSERA_REQUIRE(ids[i] >= 0 && ids[i] < vocabulary_, "token {} outside a vocabulary of {}",
+                    ids[i], vocabulary_);
+    if (bytes_per_token_ == 2) {
+      const auto id = static_cast<std::uint16_t>(ids[i]);
+      std::memcpy(buffer_.data() + 2 * i, &id, 2);
+    } else {
+      std::memcpy(buffer_.data() + 4 * i, &ids[i], 4);
+    }
+  }
+  write(buffer_.data(), buffer_.size(),
+        static_cast<std::int64_t>(stream_header_bytes) + tokens_ * bytes_per_token_);
+  tokens_ += static_cast<std::int64_t>(ids.size());
+}
+
+std::string TokenStreamWriter::header() const {
+  std::string bytes(stream_header_bytes, '\0');
+  bytes.replace(0, stream_magic.size(), stream_magic);
+  put_number(bytes, version_at, stream_version);
+  put_number(bytes, id_bytes_at, static_cast<std::uint32_t>(bytes_per_token_));
+  put_number(bytes, tokens_at, static_cast<std::uint64_t>(tokens_));
+  put_number(bytes, vocabulary_at, static_cast<std::uint64_t>(vocabulary_));
+  put_number(bytes, tokenizer_at, fingerprint_);
+  put_number(bytes, source_at, source_.bytes);
+  put_number(bytes, source_at + 8, source_.modified_ns);
+  put_number(bytes, name_bytes_at, static_cast<std::uint32_t>(tokenizer_.size()));
+  bytes.replace(name_at, tokenizer_.size(), tokenizer_);
+  return bytes;
+}
+
+void TokenStreamWriter::finish() {
+  const std::string bytes = header();
+  write(bytes.data(), bytes.size(), 0);
+  const int synced = ::fsync(file_);
+  const int error = errno;
+  TESSERA_CHECK(synced == 0, ErrorCode::data, "token stream {} cannot be written: {}",
+                path_.string(), describe_errno("fsync", error));
+  TESSERA_CHECK(::rename(temporary_.c_str(), path_.c_str()) == 0, ErrorCode::data,
+                "token stream {} cannot be given its name: {}", path_.string(),
+                describe_errno("rename", errno));
+  ::close(file_);
+  file_ = -1;
+  // The name is durable once its folder is; where a folder cannot be synced it is as good as it
+  // gets.
+  const std::filesystem::path folder = path_.has_parent_path() ? path_.parent_path() : ".";
+  const int directory = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (directory >= 0) {
+    ::fsync(directory);
+    ::close(directory);
+  }
+}
+
+}  // namespace tessera

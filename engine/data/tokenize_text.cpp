@@ -1,0 +1,160 @@
+// One thread reads and cuts, others encode; ids come out in the text's order.
+#include "engine/data/tokenize_text.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <deque>
+#include <future>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/base/error.h"
+
+namespace tessera {
+namespace {
+
+// A text file that is read from its beginning to its end.
+class TextReader {
+ public:
+  explicit TextReader(const std::filesystem::path& path) : path_(path) {
+    file_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    TESSERA_CHECK(file_ >= 0, ErrorCode::data, "text {} cannot be opened: {}", path.string(),
+                  describe_errno("open", errno));
+    struct stat status {};
+    const bool regular = ::fstat(file_, &status) == 0 && S_ISREG(status.st_mode);
+    if (!regular) ::close(file_);
+    TESSERA_CHECK(regular, ErrorCode::data, "text {} is no regular file", path.string());
+  }
+  ~TextReader() { ::close(file_); }
+  TextReader(const TextReader&) = delete;
+  TextReader& operator=(const TextReader&) = delete;
+
+  // Appends up to so many bytes; false at the file's end.
+  bool append(std::string& text, std::int64_t bytes) {
+    const std::size_t before = text.size();
+    text.resize(before + static_cast<std::size_t>(bytes));
+    ssize_t got = 0;
+    do {
+      got = ::read(file_, text.data() + before, static_cast<std::size_t>(bytes));
+    } while (got < 0 && errno == EINTR);
+    const int error = errno;
+    text.resize(before + static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+    TESSERA_CHECK(got >= 0, ErrorCode::data, "text {} cannot be read: {}", path_.string(),
+                  describe_errno("read", error));
+    return got > 0;
+  }
+
+ private:
+  std::filesystem::path path_;
+  int file_ = -1;
+};
+
+bool is_blank(char c) {
+  return c == ' ' || (c >= '\t' && c <= '\r');
+}
+
+bool continues_character(char c) {
+  return (static_cast<unsigned char>(c) & 0xc0) == 0x80;
+}
+
+// Whether both sides of `at` alone give the ids of the text around it.
+bool may_cut(std::string_view text, std::size_t at, const Tokenizer& tokenizer) {
+  constexpr std::size_t context = 1024;
+  std::size_t begin = at > context ? at - context : 0;
+  while (begin < at && continues_character(text[begin])) ++begin;
+  std::size_t end = std::min(text.size(), at + context);
+  while (end < text.size() && continues_character(text[end])) ++end;
+  std::vector<std::int32_t> apart = tokenizer.encode(text.substr(begin, at - begin));
+  const std::vector<std::int32_t> right = tokenizer.encode(text.substr(at, end - at));
+  apart.insert(apart.end(), right.begin(), right.end());
+  return apart == tokenizer.encode(text.substr(begin, end - begin));
+}
+
+// Behind the last line, or at least between two characters.
+std::size_t last_resort(std::string_view text) {
+  const std::size_t line = text.rfind('\n');
+  if (line != std::string_view::npos) return line + 1;
+  std::size_t at = text.size();
+  for (int back = 0; back < 3 && at > 1 && continues_character(text[at - 1]); ++back) --at;
+  return at > 1 ? at - 1 : text.size();
+}
+
+}  // namespace
+
+std::size_t place_to_cut(std::string_view text, const Tokenizer& tokenizer) {
+  constexpr int trials = 64;
+  int tried = 0;
+  for (std::size_t at = text.size() > 1 ? text.size() - 2 : 0; at > 0 && tried < trials; --at) {
+    if (text[at] != ' ' && text[at] != '\n') continue;
+    if (is_blank(text[at - 1]) || is_blank(text[at + 1])) continue;
+    if (may_cut(text, at, tokenizer)) return at;
+    ++tried;
+  }
+  return 0;
+}
+
+std::int64_t tokenize_text(const std::filesystem::path& path, const Tokenizer& tokenizer,
+                           const TokenizeOptions& options,
+                           const std::function<void(std::span<const std::int32_t>)>& take) {
+  TESSERA_REQUIRE(options.workers > 0 && options.chunk_bytes > 0 &&
+                      options.longest_chunk >= options.chunk_bytes,
+                  "tokenize_text: {} workers, chunks of {} to {} bytes", options.workers,
+                  options.chunk_bytes, options.longest_chunk);
+  TextReader reader(path);
+  std::deque<std::future<std::vector<std::int32_t>>> running;
+  const auto finish_first = [&] {
+    const std::vector<std::int32_t> ids = running.front().get();
+    running.pop_front();
+    take(ids);
+  };
+  const auto encode = [&](std::string chunk) {
+    if (options.workers == 1) {
+      take(tokenizer.encode(chunk));
+      return;
+    }
+    if (std::cmp_greater_equal(running.size(), options.workers)) finish_first();
+    running.push_back(std::async(std::launch::async, [&tokenizer, text = std::move(chunk)] {
+      return tokenizer.encode(text);
+    }));
+  };
+  std::int64_t total = 0;
+  std::string text;
+  auto wanted = options.chunk_bytes;
+  for (bool more = true; more;) {
+    while (more && std::cmp_less(text.size(), wanted)) {
+      more = reader.append(text, wanted - static_cast<std::int64_t>(text.size()));
+    }
+    if (!more) break;
+    std::size_t cut = place_to_cut(text, tokenizer);
+    if (cut == 0 && wanted < options.longest_chunk) {
+      wanted = std::min(wanted * 4, options.longest_chunk);
+      continue;
+    }
+    if (cut == 0) cut = last_resort(text);
+    total += static_cast<std::int64_t>(cut);
+    std::string rest = text.substr(cut);
+    text.resize(cut);
+    encode(std::move(text));
+    text = std::move(rest);
+    wanted = std::max(options.chunk_bytes, static_cast<std::int64_t>(text.size()));
+  }
+  total += static_cast<std::int64_t>(text.size());
+  if (!text.empty()) encode(std::move(text));
+  while (!running.empty()) finish_first();
+  return total;
+}
+
+TextStamp stamp_of_text(const std::filesystem::path& path) {
+  struct stat status {};
+  TESSERA_CHECK(::stat(path.c_str(), &status) == 0, ErrorCode::data, "text {}: {}", path.string(),
+                describe_errno("stat", errno));
+  return {status.st_size,
+          std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec};
+}
+
+}  // namespace tessera

@@ -1,0 +1,109 @@
+// `tessera tokenize`: a stream, or JSON by lines; what is refused; nothing half written.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "engine/data/corpus.h"
+#include "tests/cli/training_testing.h"
+#include "tokenizers/load.h"
+
+namespace tessera::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::Ended;
+using testing::run_program;
+using testing::TemporaryFolder;
+
+std::string tokenizer_file(const std::string& name) {
+  return std::string(std::getenv("TESSERA_SOURCE_DIR")) + "/tests/tokenizers/fixtures/" + name;
+}
+
+fs::path text_in(const TemporaryFolder& folder, const std::string& contents) {
+  std::ofstream(folder / "text.txt", std::ios::binary) << contents;
+  return folder / "text.txt";
+}
+
+Ended tokenize(const fs::path& text, const std::vector<std::string>& options) {
+  std::vector<std::string> arguments = {"tokenize", text.string()};
+  arguments.insert(arguments.end(), options.begin(), options.end());
+  return run_program(arguments);
+}
+
+TEST(Tokenize, AStreamForTraining) {
+  const TemporaryFolder folder;
+  const std::string contents = "The king sees the queen;\n\nit's the 3rd time.\n";
+  const fs::path text = text_in(folder, contents);
+  const auto tokenizer = tokenizers::load_tokenizer(tokenizer_file("gpt2.json"));
+  for (const std::string workers : {"1", "3"}) {
+    const std::string out = (folder / "tokens.bin").string();
+    const Ended ended = tokenize(
+        text, {"--tokenizer", tokenizer_file("gpt2.json"), "--out", out, "--workers", workers});
+    ASSERT_EQ(ended.code, 0) << ended.err;
+    EXPECT_NE(ended.out.find("tokens of fixtures/gpt2.json"), std::string::npos) << ended.out;
+    const Corpus corpus(out, ByteTokenizer());
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(corpus.tokens()));
+    corpus.read(0, ids);
+    EXPECT_EQ(ids, tokenizer->encode(contents));
+    EXPECT_EQ(corpus.vocabulary_size(), tokenizer->vocabulary_size());
+  }
+}
+
+TEST(Tokenize, ListsByLines) {
+  const TemporaryFolder folder;
+  const fs::path text = text_in(folder, "The king\n\nsees \xff the queen\r\nlast");
+  const std::string json = (folder / "ids.json").string();
+  const auto tokenizer = tokenizers::load_tokenizer(tokenizer_file("bert.json"));
+  for (const bool special : {false, true}) {
+    std::vector<std::string> options = {
+        "--tokenizer", tokenizer_file("bert.json"), "--lines", "--json", json, "--workers", "2"};
+    if (special) options.emplace_back("--special-tokens");
+    const Ended ended = tokenize(text, options);
+    ASSERT_EQ(ended.code, 0) << ended.err;
+    nlohmann::json expected = nlohmann::json::array();
+    for (const std::string line : {"The king", "", "sees \xff the queen\r", "last"}) {
+      expected.push_back(special ? tokenizer->encode_sequence(line, 0) : tokenizer->encode(line));
+    }
+    EXPECT_EQ(nlohmann::json::parse(testing::read_text(json)), expected);
+  }
+}
+
+TEST(Tokenize, BadInputIsOneLineAndLeavesNothing) {
+  const TemporaryFolder folder;
+  const fs::path text = text_in(folder, "some text");
+  const std::string out = (folder / "tokens.bin").string();
+  const std::string bert = tokenizer_file("bert.json");
+  std::ofstream(folder / "empty.txt");
+  std::ofstream(folder / "bad.json") << R"({"model": {"type": "Magic"}})";
+  struct Case {
+    fs::path text;
+    std::vector<std::string> options;
+    int code;
+    std::string part;
+  };
+  const std::vector<Case> cases = {
+      {folder / "gone.txt", {"--tokenizer", bert, "--out", out}, 4, "gone.txt"},
+      {folder / "empty.txt", {"--tokenizer", bert, "--out", out}, 4, "no tokens"},
+      {folder / "gone.txt", {"--tokenizer", bert, "--lines", "--json", out}, 4, "gone.txt"},
+      {text, {"--tokenizer", "gone", "--out", out}, 3, "gone"},
+      {text, {"--tokenizer", (folder / "bad.json").string(), "--out", out}, 4, "'Magic'"},
+      {text, {"--tokenizer", bert, "--out", (folder / "no/t.bin").string()}, 4, "no/t.bin"},
+      {text, {"--out", out}, 2, "--tokenizer"},
+      {text, {"--tokenizer", bert}, 2, "--out"},
+      {text, {"--tokenizer", bert, "--lines", "--out", out}, 2, "--json"},
+      {text, {"--tokenizer", bert, "--out", out, "--workers", "0"}, 2, "--workers"},
+  };
+  for (const Case& one : cases) {
+    const Ended ended = tokenize(one.text, one.options);
+    EXPECT_EQ(ended.code, one.code) << ended.err;
+    EXPECT_NE(ended.err.find(one.part), std::string::npos) << ended.err;
+    EXPECT_EQ(std::count(ended.err.begin(), ended.err.end(), '\n'), 1) << ended.err;
+  }
+  for (const auto& entry : fs::directory_iterator(folder / ".")) {
+    EXPECT_EQ(entry.path().string().find("tokens.bin"), std::string::npos) << entry.path();
+  }
+}
+
+}  // namespace
+}  // namespace tessera::cli

@@ -1,0 +1,82 @@
+// The tokenizers and lines of make_fixtures.py.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+#include <nlohmann/json.hpp>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "kernels/base/error.h"
+#include "tokenizers/load.h"
+
+namespace tessera::tokenizers::testing {
+
+namespace fs = std::filesystem;
+
+inline fs::path fixture(const std::string& name) {
+  const char* const source = std::getenv("TESSERA_SOURCE_DIR");
+  if (source == nullptr) throw std::runtime_error("TESSERA_SOURCE_DIR is not set; run ctest");
+  return fs::path(source) / "tests/tokenizers/fixtures" / name;
+}
+
+inline nlohmann::json json_of(const fs::path& path) {
+  std::ifstream stream(path);
+  if (!stream) throw std::runtime_error("no " + path.string());
+  return nlohmann::json::parse(stream);
+}
+
+class ScratchFolder {
+ public:
+  ScratchFolder() {
+    std::string name = (fs::temp_directory_path() / "tessera-tokenizers-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
+    path_ = name;
+  }
+  ~ScratchFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+  [[nodiscard]] fs::path write(const std::string& name, const std::string& contents) const {
+    std::ofstream(path_ / name, std::ios::binary) << contents;
+    return path_ / name;
+  }
+  [[nodiscard]] const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+inline std::string contents_of(const fs::path& path) {
+  std::ifstream stream(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
+}
+
+// Runs `body` and returns the one line of the Error that it must throw.
+inline std::string refusal_of(const std::function<void()>& body, ErrorCode code) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "no Error was thrown";
+  return {};
+}
+
+inline ::testing::AssertionResult says(const std::string& text, const std::string& part) {
+  if (text.find(part) != std::string::npos) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << "'" << text << "' lacks '" << part << "'";
+}
+
+}  // namespace tessera::tokenizers::testing

@@ -1,0 +1,150 @@
+// What a tokenizer file may not hold is refused in one line that names it and the way out.
+#include <string>
+#include <vector>
+
+#include "tokenizers/fixtures_testing.h"
+
+namespace tessera::tokenizers::testing {
+namespace {
+
+using nlohmann::json;
+
+// The refusal of a fixture after a change.
+std::string refusal_after(const std::string& name, const std::function<void(json&)>& change) {
+  const ScratchFolder folder;
+  json file = json_of(fixture(name));
+  change(file);
+  const fs::path path = folder.write("tokenizer.json", file.dump());
+  return refusal_of([&] { (void)load_tokenizer(path); }, ErrorCode::data);
+}
+
+std::string refusal_of_text(const std::string& name, const std::string& contents) {
+  const ScratchFolder folder;
+  const fs::path path = folder.write(name, contents);
+  return refusal_of([&] { (void)load_tokenizer(path); }, ErrorCode::data);
+}
+
+TEST(TokenizerRefusals, UnknownTypesAreNamed) {
+  for (const char* element :
+       {"normalizer", "pre_tokenizer", "post_processor", "decoder", "model"}) {
+    const std::string message =
+        refusal_after("bert.json", [&](json& file) { file[element]["type"] = "Unheard\x1b[1m"; });
+    EXPECT_TRUE(says(message, element)) << element;
+    EXPECT_TRUE(says(message, "Unheard\\u001b[1m")) << element;  // nothing reaches the terminal
+    EXPECT_TRUE(says(message, "not supported; there are")) << element;
+  }
+  EXPECT_TRUE(says(refusal_after("words.json",
+                                 [](json& file) {
+                                   file["pre_tokenizer"]["pretokenizers"][1]["type"] =
+                                       "UnicodeScripts";
+                                 }),
+                   "pre_tokenizer[1]"));
+}
+
+TEST(TokenizerRefusals, WhatWouldDrawTokens) {
+  EXPECT_TRUE(says(refusal_after("gpt2.json", [](json& file) { file["model"]["dropout"] = 0.1; }),
+                   "dropout"));
+}
+
+TEST(TokenizerRefusals, VocabulariesThatCannotBe) {
+  const auto model = [](const std::function<void(json&)>& change) {
+    return refusal_after("gpt2.json", [&](json& file) { change(file["model"]); });
+  };
+  EXPECT_TRUE(says(model([](json& m) { m["vocab"]["a"] = -1; }), "token 'a'"));
+  EXPECT_TRUE(says(model([](json& m) { m["vocab"]["a"] = 1e18; }), "token 'a'"));
+  EXPECT_TRUE(says(model([](json& m) { m["vocab"]["a"] = 4000000000u; }), "token 'a'"));
+  EXPECT_TRUE(says(model([](json& m) { m["vocab"] = json::array(); }), "'vocab'"));
+  EXPECT_TRUE(says(model([](json& m) { m.erase("vocab"); }), "'vocab'"));
+  EXPECT_TRUE(says(model([](json& m) { m["merges"] = 1; }), "'merges'"));
+  EXPECT_TRUE(says(model([](json& m) { m["merges"][0] = "nospace"; }), "merge 0"));
+  EXPECT_TRUE(says(model([](json& m) { m["merges"][1] = {"qq", "zz"}; }), "'qq'"));
+  EXPECT_TRUE(says(model([](json& m) { m["merges"][1] = {"a"}; }), "merge 1"));
+  EXPECT_TRUE(
+      says(refusal_after("unigram.json", [](json& file) { file["model"]["unk_id"] = 100000; }),
+           "unk_id"));
+  EXPECT_TRUE(says(refusal_after("unigram.json",
+                                 [](json& file) {
+                                   file["model"]["vocab"][3] = {"x", "y"};
+                                 }),
+                   "entry 3"));
+  EXPECT_TRUE(
+      says(refusal_after("bert.json", [](json& file) { file["model"]["unk_token"] = "[NONE]"; }),
+           "[NONE]"));
+}
+
+TEST(TokenizerRefusals, PatternsAndTemplatesThatCannotBe) {
+  EXPECT_TRUE(says(refusal_after("llama3.json",
+                                 [](json& file) {
+                                   file["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] =
+                                       "(unclosed";
+                                 }),
+                   "the pattern is not understood"));
+  EXPECT_TRUE(says(
+      refusal_after("cased.json",
+                    [](json& file) { file["post_processor"]["special_tokens"].erase("[SEP]"); }),
+      "[SEP]"));
+  EXPECT_TRUE(says(refusal_after("precompiled.json",
+                                 [](json& file) {
+                                   file["normalizer"]["normalizers"][0]["precompiled_charsmap"] =
+                                       "////";
+                                 }),
+                   "precompiled_charsmap"));
+}
+
+TEST(TokenizerRefusals, DamagedFiles) {
+  EXPECT_TRUE(says(refusal_of_text("tokenizer.json", "{\"model\": "), "not valid JSON"));
+  EXPECT_TRUE(says(refusal_of_text("tokenizer.json", "[]"), "not a JSON object"));
+  EXPECT_TRUE(says(refusal_of_text("tokenizer.json", "{}"), "'model'"));
+  EXPECT_TRUE(says(refusal_of_text("tokenizer.json", R"({"model": {}, "model": {}})"), "twice"));
+  EXPECT_TRUE(says(refusal_of_text("vocab.txt", ""), "empty"));
+  EXPECT_TRUE(says(refusal_of_text("vocab.txt", "a\nb\n"), "[UNK]"));
+  EXPECT_TRUE(says(refusal_of_text("some.model", "no protobuf at all"), "SentencePiece"));
+  std::string cut = contents_of(fixture("pieces.model"));
+  EXPECT_TRUE(says(refusal_of_text("cut.model", cut.substr(0, cut.size() / 2)), "SentencePiece"));
+}
+
+TEST(TokenizerRefusals, NamesThatAreNone) {
+  const auto message = [](const std::string& name) {
+    return refusal_of([&] { (void)load_tokenizer(name); }, ErrorCode::configuration);
+  };
+  EXPECT_TRUE(says(message("gpt2"), "name a folder"));
+  const ScratchFolder folder;
+  EXPECT_TRUE(says(message(folder.path()), "tokenizer.json"));
+  EXPECT_TRUE(says(message(folder.write("tokens.xyz", "x")), "tokens.xyz"));
+  EXPECT_EQ(load_tokenizer("bytes")->vocabulary_size(), 256);
+}
+
+TEST(TokenizerRefusals, ModelsWhoseIdsAClassMoves) {
+  const ScratchFolder folder;
+  (void)folder.write("sentencepiece.bpe.model", contents_of(fixture("pieces.model")));
+  (void)folder.write("tokenizer_config.json", R"({"tokenizer_class": "XLMRobertaTokenizer"})");
+  EXPECT_TRUE(says(refusal_of([&] { (void)load_tokenizer(folder.path()); }, ErrorCode::data),
+                   "save_pretrained"));
+}
+
+TEST(TokenizerRefusals, IdsOutsideTheVocabulary) {
+  for (const char* name : {"bert.json", "gpt2.json", "unigram.json", "pieces.model"}) {
+    const auto tokenizer = load_tokenizer(fixture(name));
+    const auto size = static_cast<std::int32_t>(tokenizer->vocabulary_size());
+    for (const std::int32_t bad : {-1, size}) {
+      const std::vector<std::int32_t> ids = {0, bad};
+      EXPECT_TRUE(
+          says(refusal_of([&] { (void)tokenizer->decode(ids); }, ErrorCode::data), "position 1"))
+          << name;
+    }
+  }
+}
+
+// Unigram without an unknown token, WordLevel without it in the vocabulary.
+TEST(TokenizerRefusals, TextsThatNoTokenCovers) {
+  const ScratchFolder folder;
+  json file = json_of(fixture("unigram.json"));
+  file["model"]["unk_id"] = nullptr;
+  const auto unigram = load_tokenizer(folder.write("a.json", file.dump()));
+  EXPECT_TRUE(says(refusal_of([&] { (void)unigram->encode("\xF0\x9F\x98\x80"); }, ErrorCode::data),
+                   "unk_id"));
+  EXPECT_FALSE(unigram->encode("the").empty());  // and it goes on working
+}
+
+}  // namespace
+}  // namespace tessera::tokenizers::testing

@@ -1,0 +1,86 @@
+// A text file is encoded in pieces, on any number of threads, with the ids of the whole text.
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/data/tokenize_text.h"
+#include "tokenizers/fixtures_testing.h"
+
+namespace tessera::tokenizers::testing {
+namespace {
+
+std::string mixed_text() {
+  std::mt19937 random(5);
+  const nlohmann::json lines = json_of(fixture("cases.json"))["lines"];
+  std::string text;
+  for (int i = 0; i < 1500; ++i) {
+    text += lines[random() % lines.size()].get<std::string>();
+    text += random() % 5 == 0 ? "\n\n" : random() % 3 == 0 ? " " : "\n";
+  }
+  return text;
+}
+
+std::vector<std::int32_t> in_pieces(const fs::path& path, const Tokenizer& tokenizer,
+                                    const TokenizeOptions& options, std::size_t& pieces) {
+  std::vector<std::int32_t> ids;
+  pieces = 0;
+  tokenize_text(path, tokenizer, options, [&](std::span<const std::int32_t> some) {
+    ids.insert(ids.end(), some.begin(), some.end());
+    ++pieces;
+  });
+  return ids;
+}
+
+TEST(WholeTexts, PiecesGiveTheIdsOfTheWhole) {
+  const ScratchFolder folder;
+  const std::string text = mixed_text();
+  const fs::path path = folder.write("text.txt", text);
+  for (const char* name : {"gpt2", "llama3", "qwen2", "bert", "cased", "unigram", "openai"}) {
+    const auto tokenizer = load_tokenizer(fixture(std::string(name) + ".json"));
+    const std::vector<std::int32_t> whole = tokenizer->encode(text);
+    for (const std::int64_t chunk : {1000, 4096, 1 << 20}) {
+      std::size_t pieces = 0;
+      const auto ids = in_pieces(
+          path, *tokenizer, {.workers = 1, .chunk_bytes = chunk, .longest_chunk = 1 << 20}, pieces);
+      EXPECT_EQ(ids, whole) << name << " in pieces of " << chunk;
+      EXPECT_GE(pieces, text.size() / static_cast<std::size_t>(chunk) / 4) << name;
+      EXPECT_EQ(in_pieces(path, *tokenizer,
+                          {.workers = 3, .chunk_bytes = chunk, .longest_chunk = 1 << 20}, pieces),
+                whole)
+          << name << " on threads";
+    }
+  }
+}
+
+// One that puts something before each text cannot be cut; memory stays bounded all the same, and
+// the ids do not depend on the threads.
+TEST(WholeTexts, WhereNothingMayBeCutPiecesEndWithLines) {
+  const ScratchFolder folder;
+  const fs::path path = folder.write("text.txt", mixed_text());
+  const auto tokenizer = load_tokenizer(fixture("llama2.json"));
+  std::size_t pieces = 0;
+  const TokenizeOptions one{.workers = 1, .chunk_bytes = 1000, .longest_chunk = 8000};
+  const auto ids = in_pieces(path, *tokenizer, one, pieces);
+  EXPECT_GT(pieces, 4u);
+  TokenizeOptions three = one;
+  three.workers = 3;
+  EXPECT_EQ(in_pieces(path, *tokenizer, three, pieces), ids);
+}
+
+TEST(WholeTexts, TextsWithoutBlanksAndWithoutEnd) {
+  const ScratchFolder folder;
+  const auto tokenizer = load_tokenizer(fixture("gpt2.json"));
+  std::string text;
+  while (text.size() < 20'000) text += "\u4e2d\u6587";
+  const fs::path path = folder.write("text.txt", text);
+  std::size_t pieces = 0;
+  const auto ids = in_pieces(path, *tokenizer,
+                             {.workers = 2, .chunk_bytes = 100, .longest_chunk = 1000}, pieces);
+  EXPECT_EQ(tokenizer->decode(ids), text) << "a character was cut";
+  EXPECT_GT(pieces, 10u);
+  const fs::path empty = folder.write("empty.txt", "");
+  EXPECT_TRUE(in_pieces(empty, *tokenizer, {}, pieces).empty());
+}
+
+}  // namespace
+}  // namespace tessera::tokenizers::testing
