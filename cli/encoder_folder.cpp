@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 
 fs::path find_model_folder(const std::string& folder, comm::Communicator& ranks) {
   TESSERA_CHECK(fs::is_directory(folder), ErrorCode::checkpoint, "{}: no such folder", folder);
-  const fs::path path = folder;
+  fs::path path = folder;
   if (fs::exists(path / "config.json")) return path;
   if (const auto found = checkpoint::find_latest(ranks, path)) {
     for (const std::string& reason : found->skipped) {

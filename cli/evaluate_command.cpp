@@ -155,6 +155,7 @@ EvaluateCommand::Result EvaluateCommand::perplexity(const Context& context) cons
                 "--task perplexity takes one file of text or tokens as --data, and no --columns");
   const LoadedLanguageModel model(folder, context, choices());
   const Corpus corpus(data.front(), model.tokenizer());
+  corpus.require_vocabulary(model.model().vocabulary(), true);
   const std::int64_t length = seq_len > 0 ? seq_len : model.model().positions();
   TESSERA_CHECK(length <= model.model().positions(), ErrorCode::usage,
                 "--seq-len {}: the model has {} positions", length, model.model().positions());
