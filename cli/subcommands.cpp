@@ -13,6 +13,8 @@ const std::vector<Subcommand>& subcommands() {
       {"verify", "Check a checkpoint's checksums and coverage", describe_verify},
       {"generate", "Continue a text, or write its logits", describe_generate},
       {"recipe", "Check a recipe and print all its values, or list the keys", describe_recipe},
+      {"config", "Write, check and explain Accelerate's configuration files", describe_config},
+      {"test", "Prove this installation: ranks, strategies, a save and a resume", describe_test},
       {"env", "Report versions, processor, memory and optional parts", describe_environment},
   };
   return list;
