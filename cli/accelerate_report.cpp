@@ -87,6 +87,13 @@ std::string change_text(std::size_t with, std::size_t without) {
                         : bytes_text(without - with) + " less";
 }
 
+std::string difference(const MemoryPlan& with, const Recipe& other, const PlanWorld& world) {
+  const StrategyPlan without = plan_strategy(other, world, other.sharding.sharding_strategy);
+  if (!without.plan) return "without it: " + without.refused;
+  return fmt::format("holds {}, moves {}", change_text(with.total(), without.plan->total()),
+                     change_text(with.moved_bytes(), without.plan->moved_bytes()));
+}
+
 }  // namespace
 
 std::string accelerate_reference() {
@@ -132,22 +139,24 @@ std::string explain_costs(const AccelerateConfig& config, const Recipe& recipe,
                   ranks, ranks == 1 ? "" : "s",
                   world.device == DeviceType::cuda ? "a GPU each" : "the CPUs of one host",
                   bytes_text(whole.plan->total()), bytes_text(whole.plan->moved_bytes()));
+  std::vector<std::string> without_difference;
   for (std::size_t i = 0; i < config.settings.size(); ++i) {
     const AccelerateSetting& setting = config.settings[i];
     if (setting.assumed || !setting.recipe_key.starts_with("sharding.")) continue;
     AccelerateConfig rest = config;
     rest.settings.erase(rest.settings.begin() + static_cast<std::ptrdiff_t>(i));
     const Recipe other = recipe_under(rest);
-    const StrategyPlan without = plan_strategy(other, world, other.sharding.sharding_strategy);
-    const std::string costs =
-        without.plan
-            ? fmt::format("holds {}, moves {}",
-                          change_text(whole.plan->total(), without.plan->total()),
-                          change_text(whole.plan->moved_bytes(), without.plan->moved_bytes()))
-            : "without it: " + without.refused;
-    text += fmt::format("  {}  ({} instead of {})\n      {}\n", setting.said,
-                        value_in(recipe, setting.recipe_key), value_in(other, setting.recipe_key),
-                        costs);
+    const std::string with = value_in(recipe, setting.recipe_key);
+    const std::string instead = value_in(other, setting.recipe_key);
+    if (with == instead) {
+      without_difference.push_back(setting.said);
+    } else {
+      text += fmt::format("  {}  ({} instead of {})\n      {}\n", setting.said, with, instead,
+                          difference(*whole.plan, other, world));
+    }
+  }
+  if (!without_difference.empty()) {
+    text += fmt::format("  as it is without the file: {}\n", fmt::join(without_difference, "; "));
   }
   return text;
 }

@@ -16,7 +16,7 @@ std::string read_small_file(const std::filesystem::path& path, const std::string
   TESSERA_CHECK(std::filesystem::exists(status), ErrorCode::configuration, "{} {} does not exist",
                 what, path.string());
   TESSERA_CHECK(!std::filesystem::is_directory(status), ErrorCode::configuration,
-                "{} {} is a folder; name the file in it", what, path.string());
+                "{} {} is a folder; name the YAML file in it", what, path.string());
   const auto size = std::filesystem::file_size(path, error);
   TESSERA_CHECK(error || size <= largest, ErrorCode::configuration,
                 "{} {} has {} bytes, more than the {} that it may have", what, path.string(), size,

@@ -77,7 +77,8 @@ TEST(AccelerateConfig, EveryRowTakesAndRefusesWhatItSays) {
     }
     for (const std::string& value : key.refused) {
       const std::string text = refusal(file_with(key, key.name, value));
-      EXPECT_NE(text.find("a.yaml:"), std::string::npos) << key.name << ": " << value << ": " << text;
+      EXPECT_NE(text.find("a.yaml:"), std::string::npos)
+          << key.name << ": " << value << ": " << text;
     }
   }
   EXPECT_GT(values, 90u);
@@ -89,7 +90,7 @@ TEST(AccelerateConfig, EveryOtherNameIsTakenWithAWarning) {
       if (key.elsewhere) continue;
       const Recipe recipe = under(file_with(key, alias, key.taken.front().value));
       if (key.taken.front().value == "null") continue;
-      EXPECT_NE(all_notes(recipe).find("warning: a.yaml:" ), std::string::npos) << alias;
+      EXPECT_NE(all_notes(recipe).find("warning: a.yaml:"), std::string::npos) << alias;
       EXPECT_NE(all_notes(recipe).find(alias + " is another name for " + key.name),
                 std::string::npos)
           << all_notes(recipe);
@@ -146,8 +147,9 @@ TEST(AccelerateConfig, WhatThereIsNothingForIsRefusedWithTheWayOut) {
   EXPECT_EQ(refusal("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\n"),
             "a.yaml:1: distributed_type: DEEPSPEED is not available; use distributed_type: FSDP "
             "with fsdp_sharding_strategy FULL_SHARD for ZeRO-3 or SHARD_GRAD_OP for ZeRO-2");
-  EXPECT_NE(refusal("distributed_type: FSDP\nnum_machines: 2\n").find("a.yaml:2: num_machines: 2: "
-                                                                      "several machines"),
+  EXPECT_NE(refusal("distributed_type: FSDP\nnum_machines: 2\n")
+                .find("a.yaml:2: num_machines: 2: "
+                      "several machines"),
             std::string::npos);
   EXPECT_NE(refusal("distributed_type: FSDP\nfsdp_config: {fsdp_reshard_after_forward: true}\n")
                 .find("write fsdp_version: 2, or FULL_SHARD"),
@@ -166,7 +168,8 @@ TEST(AccelerateConfig, VersionsHaveTheirDefaults) {
   EXPECT_EQ(said.checkpoint.state_dict_type, checkpoint::StateDictType::full);
   EXPECT_TRUE(said.notes.empty()) << all_notes(said);
   // Without FSDP ranks are DDP's, and fsdp_config is Accelerate's to ignore.
-  const Recipe ddp = under("distributed_type: MULTI_GPU\nfsdp_config: {fsdp_offload_params: true}\n");
+  const Recipe ddp =
+      under("distributed_type: MULTI_GPU\nfsdp_config: {fsdp_offload_params: true}\n");
   EXPECT_EQ(ddp.sharding.sharding_strategy, Strategy::no_shard);
   EXPECT_FALSE(ddp.sharding.offload_params);
   EXPECT_NE(all_notes(ddp).find("of no effect without distributed_type: FSDP: "

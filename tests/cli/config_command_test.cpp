@@ -26,7 +26,8 @@ Session on_terminal(const std::vector<std::string>& arguments, const std::string
   if (pid == 0) {
     const std::string program = testing::program_path();
     std::vector<char*> words = {const_cast<char*>(program.c_str())};
-    for (const std::string& argument : arguments) words.push_back(const_cast<char*>(argument.c_str()));
+    for (const std::string& argument : arguments)
+      words.push_back(const_cast<char*>(argument.c_str()));
     words.push_back(nullptr);
     ::execv(words[0], words.data());
     ::_exit(127);
@@ -54,10 +55,10 @@ TEST(ConfigCommand, AsksOnATerminalAndWritesWhatWasAnswered) {
   const std::string file = (folder / "a.yaml").string();
   // Ranks, CPU, precision, FSDP, version, strategy, offload, policy, classes, prefetch, state dict,
   // recomputation. A wrong answer is asked for again.
-  const Session session = on_terminal(
-      {"config", "--config-file", file},
-      "two\n2\nyes\nbf17\nbf16\n\n1\nhybrid_shard\nno\n\nGPT2Block\nbackward_post\n"
-      "sharded_state_dict\nyes\n");
+  const Session session =
+      on_terminal({"config", "--config-file", file},
+                  "two\n2\nyes\nbf17\nbf16\n\n1\nhybrid_shard\nno\n\nGPT2Block\nbackward_post\n"
+                  "sharded_state_dict\nyes\n");
   ASSERT_EQ(session.code, 0) << session.screen;
   EXPECT_NE(session.screen.find("a whole number from 1 to 4096"), std::string::npos);
   EXPECT_NE(session.screen.find("bf17 is none of them; did you mean bf16?"), std::string::npos);
@@ -90,8 +91,7 @@ TEST(ConfigCommand, EveryQuestionHasADefault) {
   EXPECT_EQ(no.code, 2);
   EXPECT_NE(no.screen.find("stays as it is"), std::string::npos) << no.screen;
   EXPECT_EQ(read_text(file), by_questions);
-  const Session yes =
-      on_terminal({"config", "--config-file", file}, "yes\n3\n\n\nno\n");
+  const Session yes = on_terminal({"config", "--config-file", file}, "yes\n3\n\n\nno\n");
   EXPECT_EQ(yes.code, 0) << yes.screen;
   EXPECT_EQ(read_accelerate_config(file).processes, 3);
   EXPECT_FALSE(read_accelerate_config(file).fsdp);
@@ -139,8 +139,9 @@ TEST(ConfigCommand, ChecksAFile) {
       << bad.err;
   const Ended missing = run_program({"config", "check", (folder / "none.yaml").string()});
   EXPECT_EQ(missing.code, 3);
-  EXPECT_NE(missing.err.find("configuration " + (folder / "none.yaml").string() + " does not exist"),
-            std::string::npos);
+  EXPECT_NE(
+      missing.err.find("configuration " + (folder / "none.yaml").string() + " does not exist"),
+      std::string::npos);
 }
 
 TEST(ConfigCommand, ExplainsAFileAndItsCosts) {

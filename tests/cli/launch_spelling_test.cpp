@@ -71,7 +71,8 @@ TEST(LaunchSpelling, WhatIsNotThereIsRefusedByName) {
   refused({"--nnodes", "2"}, "--nnodes 2: several machines");
   refused({"--node_rank", "1"}, "--node-rank 1: several machines");
   refused({"--rdzv-endpoint", "node7:29400"}, "--rdzv-endpoint node7:29400");
-  refused({"--nproc-per-nod", "2"}, "unknown option --nproc-per-nod; did you mean --nproc-per-node?");
+  refused({"--nproc-per-nod", "2"},
+          "unknown option --nproc-per-nod; did you mean --nproc-per-node?");
   refused({"--nproc-per-node", "two"}, "must be a number of ranks from 1 to 4096, or auto");
   refused({"--tee", "7"}, "--tee 7: must be 1 (stdout)");
   refused({"--threads", "2"}, "--threads 2: starts the ranks of tessera train");
@@ -107,8 +108,9 @@ TEST(LaunchSpelling, APortThatAnotherProgramHasIsOneLine) {
   const Ended taken = started({"--master_port", port}, "echo started");
   EXPECT_EQ(taken.code, 3);
   EXPECT_EQ(taken.out, "");
-  EXPECT_EQ(taken.err, "tessera: error: --master-port " + port +
-                           ": another program has this port; choose another, or 0 for a free one\n");
+  EXPECT_EQ(taken.err,
+            "tessera: error: --master-port " + port +
+                ": another program has this port; choose another, or 0 for a free one\n");
   ::close(listener);
   const Ended free = started({"--master-port", port}, "echo $MASTER_PORT");
   EXPECT_EQ(free.code, 0) << free.err;
@@ -137,7 +139,8 @@ TEST(LaunchOutput, LinesAreWholeAndNumbered) {
   const std::string script =
       "for i in 1 2 3 4 5 6 7 8; do printf %s half-; sleep 0.01; echo line$i; done; printf end; "
       "echo wrong >&2";
-  for (const Words& words : {Words{"--tee"}, Words{"--tee", "3"}, Words{"-t", "3"}, Words{"--tee=3"}}) {
+  for (const Words& words :
+       {Words{"--tee"}, Words{"--tee", "3"}, Words{"-t", "3"}, Words{"--tee=3"}}) {
     Words all = {"--nproc-per-node", "3"};
     all.insert(all.end(), words.begin(), words.end());
     const Ended ended = started(all, script);
@@ -211,10 +214,9 @@ TEST(LaunchOutput, MuchOfItComesThroughWhole) {
 TEST(LaunchThreads, HaveTheBitsOfProcesses) {
   const TrainingFolder folder;
   const auto run = [&](const std::string& name, const std::string& how) {
-    const Settings settings =
-        folder.small() + Settings{{"log.jsonl", folder.path(name + ".jsonl")},
-                                  {"checkpoint.dir", folder.path(name)},
-                                  {"train.device", "cpu"}};
+    const Settings settings = folder.small() + Settings{{"log.jsonl", folder.path(name + ".jsonl")},
+                                                        {"checkpoint.dir", folder.path(name)},
+                                                        {"train.device", "cpu"}};
     Words words = {"launch", how, "2", "--", testing::program_path()};
     for (const std::string& word : testing::train_arguments(settings)) words.push_back(word);
     const Ended ended = run_program(words);

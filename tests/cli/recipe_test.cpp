@@ -218,10 +218,10 @@ TEST(Recipe, FeaturesThatDoNotExistAreRefusedByName) {
 }
 
 TEST(Recipe, WhatIsSoWhateverAKeySaysIsNoted) {
-  const Recipe recipe =
-      parse_recipe("sharding:\n  use_orig_params: false\n  sync_module_states: true\n"
-                   "  cpu_ram_efficient_loading: false\n  limit_all_gathers: false\n",
-                   "r.yaml", {});
+  const Recipe recipe = parse_recipe(
+      "sharding:\n  use_orig_params: false\n  sync_module_states: true\n"
+      "  cpu_ram_efficient_loading: false\n  limit_all_gathers: false\n",
+      "r.yaml", {});
   EXPECT_EQ(recipe.notes,
             (std::vector<std::string>{
                 "r.yaml:2: sharding.use_orig_params: false changes nothing: parameters always keep "

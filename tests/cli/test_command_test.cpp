@@ -66,14 +66,15 @@ TEST(AccelerateRun, TheSeedsFileDrivesARun) {
   EXPECT_NE(ended.err.find("mixed_precision: bf16 goes before"), std::string::npos) << ended.err;
   // Two ranks, and a file for each of them.
   EXPECT_TRUE(std::filesystem::exists(folder.path("out/step-3/manifest.json")));
-  EXPECT_NE(testing::read_text(folder.path("out/step-3/manifest.json")).find("SHARDED"),
+  EXPECT_NE(testing::read_text(folder.path("out/step-3/manifest.json")).find("\"sharded\""),
             std::string::npos);
 }
 
 TEST(AccelerateRun, TrainTakesTheFileToo) {
   const TrainingFolder folder;
-  folder.write("a.yaml", "distributed_type: FSDP\nnum_processes: 2\nuse_cpu: true\n"
-                         "fsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: false}\n");
+  folder.write("a.yaml",
+               "distributed_type: FSDP\nnum_processes: 2\nuse_cpu: true\n"
+               "fsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: false}\n");
   std::vector<std::string> words = testing::train_arguments(folder.small());
   words.insert(words.end(), {"--config-file", folder.path("a.yaml")});
   const Ended ended = run_program(words);
