@@ -35,9 +35,6 @@ const std::vector<AccelerateKey>& accelerate_keys();
 // The groups that have rows: "fsdp_config", "parallelism_config".
 const std::vector<std::string>& accelerate_groups();
 
-// distributed_type's row: what there is nothing for is refused with the way out.
-void read_distributed_type(const AccelerateEntry& entry, AccelerateConfig& config);
-
 // docs/from-accelerate.md's tables.
 std::string accelerate_reference();
 
