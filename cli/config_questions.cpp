@@ -34,7 +34,7 @@ class Interview {
       const auto line = ask_(fmt::format("{}{} [{}]: ", complaint, question, fallback));
       TESSERA_CHECK(line.has_value(), ErrorCode::usage,
                     "the answers ended before the questions; nothing was written");
-      const std::string answer = without_spaces_around(*line);
+      std::string answer = without_spaces_around(*line);
       if (answer.empty()) return fallback;
       const std::string wrong = problem(answer);
       if (wrong.empty()) return answer;
