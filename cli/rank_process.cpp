@@ -49,6 +49,8 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
     const int null = ::open("/dev/null", O_RDONLY);
     if (null >= 0) ::dup2(null, STDIN_FILENO);
   }
+  if (start.output[0] >= 0) ::dup2(start.output[0], STDOUT_FILENO);
+  if (start.output[1] >= 0) ::dup2(start.output[1], STDERR_FILENO);
   if (start.keep_descriptor) ::fcntl(*start.keep_descriptor, F_SETFD, 0);
   std::signal(SIGPIPE, SIG_DFL);
   std::signal(SIGXFSZ, SIG_DFL);
