@@ -17,7 +17,9 @@ using Target = std::variant<bool*, int*, std::int64_t*, std::uint64_t*, double*,
                             std::vector<std::string>*, std::vector<std::int64_t>*>;
 
 struct Argument {
-  std::string name;  // "--device" for an option, "recipe" for an argument by its place
+  // "--device" for an option, "-t,--tee" for one with several names, "recipe" for an argument by
+  // its place.
+  std::string name;
   Target target;
   std::string help;
   std::string type = {};       // what the help calls a value: FILE; by default the type's name
@@ -26,14 +28,26 @@ struct Argument {
   std::optional<double> least = {};  // a number below is refused, as is one that is not finite
   std::optional<double> most = {};
   std::optional<char> separator = {};  // of a vector's elements within one value
+  // Where no number follows the option: its value.
+  std::optional<std::string> implied = {};
+};
+
+struct Command;
+
+struct Subcommand {
+  std::string name;
+  std::string help;
+  Command (*describe)();
+  bool takes_trailing = false;  // a program follows, behind -- or the options
 };
 
 struct Command {
   std::vector<Argument> arguments;
-  // Does the work and returns the exit code. `trailing` is what stood after --. It owns what the
-  // targets point to.
+  // Does the work and returns the exit code. `trailing` is the program that was named, with its
+  // arguments. It owns what the targets point to.
   std::function<int(const std::vector<std::string>& trailing)> run;
-  std::string footer = {};  // after the list of options
+  std::string footer = {};              // after the list of options
+  std::vector<Subcommand> nested = {};  // of which one may follow instead of the arguments
 };
 
 }  // namespace tessera::cli

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdio>
 #include <map>
+#include <sstream>
 #include <type_traits>
 #include <utility>
 
@@ -51,23 +52,63 @@ const Subcommand* find_subcommand(const std::string& name) {
   return nullptr;
 }
 
-// The words after -- go to the subcommands that want them; CLI11 must not take them for options of
-// ours.
-std::vector<std::string> split_trailing(std::vector<std::string>& arguments) {
-  const Subcommand* subcommand = arguments.empty() ? nullptr : find_subcommand(arguments.front());
-  if (subcommand == nullptr || !subcommand->takes_trailing) return {};
-  const auto mark = std::find(arguments.begin(), arguments.end(), "--");
-  if (mark == arguments.end()) return {};
-  std::vector<std::string> trailing(mark + 1, arguments.end());
+std::vector<std::string> split(const std::string& names) {
+  std::vector<std::string> parts;
+  std::istringstream stream(names);
+  for (std::string part; std::getline(stream, part, ',');) parts.push_back(part);
+  return parts;
+}
+
+const Argument* find_option(const Command& command, const std::string& word) {
+  for (const Argument& argument : command.arguments) {
+    const std::vector<std::string> names = split(argument.name);
+    if (std::find(names.begin(), names.end(), word) != names.end()) return &argument;
+  }
+  return nullptr;
+}
+
+bool is_value_of_numbers(const std::string& word) {
+  return !word.empty() && word.find_first_not_of("0123456789:,") == std::string::npos;
+}
+
+// The program that some subcommands start, with its arguments: what follows --, or as torchrun has
+// it the first word that is no option and no option's value. CLI11 must not take them for ours.
+std::vector<std::string> split_trailing(const Command& command,
+                                        std::vector<std::string>& arguments) {
+  std::size_t at = 1;  // behind the subcommand's name
+  for (; at < arguments.size() && arguments[at].starts_with('-') && arguments[at] != "--"; ++at) {
+    std::vector<std::string> word = {arguments[at]};
+    fold_option_names(word);
+    const Argument* option = find_option(command, word.front());
+    if (option == nullptr || std::holds_alternative<bool*>(option->target)) continue;
+    const bool followed = at + 1 < arguments.size();
+    if (option->implied && !(followed && is_value_of_numbers(arguments[at + 1]))) {
+      arguments.insert(arguments.begin() + static_cast<std::ptrdiff_t>(at) + 1, *option->implied);
+    }
+    if (at + 1 < arguments.size() && arguments[at + 1] != "--") ++at;
+  }
+  if (at >= arguments.size()) return {};
+  const auto mark = arguments.begin() + static_cast<std::ptrdiff_t>(at);
+  std::vector<std::string> trailing(*mark == "--" ? mark + 1 : mark, arguments.end());
   arguments.erase(mark, arguments.end());
   return trailing;
 }
 
+const CLI::App& innermost(const CLI::App& command) {
+  const auto selected = command.get_subcommands();
+  return selected.empty() ? command : innermost(*selected.back());
+}
+
+// "tessera config check".
+std::string full_name(const CLI::App& command) {
+  const CLI::App* parent = command.get_parent();
+  return parent == nullptr ? command.get_name() : full_name(*parent) + " " + command.get_name();
+}
+
 [[noreturn]] void refuse_usage(const CLI::App& app, const CLI::ParseError& error) {
   const auto selected = app.get_subcommands();
-  const CLI::App& command = selected.empty() ? app : *selected.back();
-  const std::string help =
-      selected.empty() ? "tessera --help" : "tessera " + command.get_name() + " --help";
+  const CLI::App& command = selected.empty() ? app : innermost(*selected.back());
+  const std::string help = full_name(command) + " --help";
   const std::vector<std::string> extra = app.remaining(true);
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !extra.empty()) {
     const std::string word = extra.front().substr(0, extra.front().find('='));
@@ -116,6 +157,20 @@ void add_argument(CLI::App& parser, const Argument& argument) {
   if (argument.shows_default) option.capture_default_str();
 }
 
+using Commands = std::map<std::string, Command>;  // by full name
+
+void add_subcommands(CLI::App& parent, const std::vector<Subcommand>& list, Commands& commands) {
+  for (const Subcommand& subcommand : list) {
+    CLI::App& parser = *parent.add_subcommand(subcommand.name, subcommand.help);
+    const Command& command = commands[full_name(parser)] = subcommand.describe();
+    parser.footer(command.footer);
+    for (const Argument& argument : command.arguments) add_argument(parser, argument);
+    if (command.nested.empty()) continue;
+    parser.require_subcommand(0, 1);
+    add_subcommands(parser, command.nested, commands);
+  }
+}
+
 }  // namespace
 
 int run_command_line(std::vector<std::string> arguments) {
@@ -124,13 +179,8 @@ int run_command_line(std::vector<std::string> arguments) {
   app.require_subcommand(1);
   app.get_formatter()->column_width(34);
 
-  std::map<std::string, Command> commands;
-  for (const Subcommand& subcommand : subcommands()) {
-    const Command& command = commands[subcommand.name] = subcommand.describe();
-    CLI::App& parser = *app.add_subcommand(subcommand.name, subcommand.help);
-    parser.footer(command.footer);
-    for (const Argument& argument : command.arguments) add_argument(parser, argument);
-  }
+  Commands commands;
+  add_subcommands(app, subcommands(), commands);
   if (arguments.empty()) {
     fmt::print(stderr, "{}", app.help());
     return static_cast<int>(ErrorCode::usage);
@@ -139,7 +189,11 @@ int run_command_line(std::vector<std::string> arguments) {
     fail(ErrorCode::usage, "unknown subcommand {}{} (tessera --help lists them)", arguments.front(),
          did_you_mean(arguments.front(), subcommand_names()));
   }
-  const std::vector<std::string> trailing = split_trailing(arguments);
+  const Subcommand* chosen = find_subcommand(arguments.front());
+  std::vector<std::string> trailing;
+  if (chosen != nullptr && chosen->takes_trailing) {
+    trailing = split_trailing(commands.at("tessera " + chosen->name), arguments);
+  }
   fold_option_names(arguments);
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
   try {
@@ -152,7 +206,7 @@ int run_command_line(std::vector<std::string> arguments) {
   } catch (const CLI::ParseError& error) {
     refuse_usage(app, error);
   }
-  return commands.at(app.get_subcommands().front()->get_name()).run(trailing);
+  return commands.at(full_name(innermost(app))).run(trailing);
 }
 
 }  // namespace tessera::cli

@@ -8,9 +8,11 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdint>
 
+#include "cli/insisting_signal.h"
 #include "kernels/base/error.h"
 
 namespace tessera::cli {
@@ -19,6 +21,7 @@ namespace {
 // A process has its signals once, so this is the process's.
 std::atomic<bool> notes_signals{false};
 std::atomic<int> noted_signal{0};
+std::atomic<std::chrono::steady_clock::time_point> noted_at{};
 std::atomic<int> noted_requests{0};
 
 sigset_t taken_signals() {
@@ -47,7 +50,14 @@ void take(int number) {
     ++noted_requests;
     return;
   }
-  if (!notes_signals || noted_signal.exchange(number) != 0) end_by(number);
+  if (!notes_signals) return end_by(number);
+  const auto now = std::chrono::steady_clock::now();
+  if (noted_signal == 0) {
+    noted_at = now;
+    noted_signal = number;
+  } else if (insists(number, now - noted_at.load())) {
+    end_by(number);
+  }
 }
 
 void take_signals(int signals, int end) {
@@ -85,6 +95,8 @@ SignalThread::~SignalThread() {
   thread_.join();
   ::close(signals_);
   ::close(end_);
+  // A warning that comes now is about a run that is over; unheeded it would end the process.
+  std::signal(SIGUSR1, SIG_IGN);
   const sigset_t set = taken_signals();
   ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
 }

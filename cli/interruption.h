@@ -12,7 +12,7 @@ namespace tessera::cli {
 // the process has other threads; those made later inherit that they are left alone.
 //
 // By itself it changes nothing for the first three: they end the process. A SIGHUP that is ignored
-// already (nohup) stays ignored.
+// already (nohup) stays ignored, and SIGUSR1 is ignored from its end on.
 class SignalThread {
  public:
   SignalThread();
@@ -27,7 +27,7 @@ class SignalThread {
 };
 
 // While it lives, beside a SignalThread, the first SIGINT, SIGTERM or SIGHUP is only noted; a
-// second one ends the process at once.
+// later one that insists (insisting_signal.h) ends the process at once.
 class InterruptionWatch {
  public:
   InterruptionWatch();

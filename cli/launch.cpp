@@ -18,6 +18,7 @@
 #include "checkpoint/line.h"
 #include "cli/failure.h"
 #include "cli/guardian.h"
+#include "cli/insisting_signal.h"
 #include "cli/rank_process.h"
 #include "cli/restart.h"
 #include "kernels/base/error.h"
@@ -55,10 +56,13 @@ class SignalQueue {
 
   [[nodiscard]] const sigset_t& mask_before() const { return before_; }
 
-  // Waits for a signal; none when the time is over or a rank has ended.
-  std::optional<int> wait(std::chrono::milliseconds time) {
-    pollfd wanted{file_.get(), POLLIN, 0};
-    if (::poll(&wanted, 1, static_cast<int>(time.count())) <= 0) return std::nullopt;
+  // Waits for a signal; none when the time is over, a rank has ended or has printed.
+  std::optional<int> wait(std::chrono::milliseconds time, std::vector<pollfd> output) {
+    output.insert(output.begin(), {file_.get(), POLLIN, 0});
+    if (::poll(output.data(), output.size(), static_cast<int>(time.count())) <= 0 ||
+        output.front().revents == 0) {
+      return std::nullopt;
+    }
     signalfd_siginfo info{};
     if (::read(file_.get(), &info, sizeof info) != sizeof info) return std::nullopt;
     if (info.ssi_signo == SIGCHLD) return std::nullopt;
@@ -84,13 +88,22 @@ class SignalQueue {
   Descriptor file_;
 };
 
-int free_port() {
+// A port of this machine that nobody has: the wanted one, or any for 0.
+int free_port(int wanted) {
   const Descriptor socket(TESSERA_SYSTEM(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)));
+  const int yes = 1;  // one that was just given back is free
+  TESSERA_SYSTEM(::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes));
   sockaddr_in address{};
   address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<std::uint16_t>(wanted));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t length = sizeof address;
-  TESSERA_SYSTEM(::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address));
+  const int bound = ::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address);
+  TESSERA_CHECK(
+      bound == 0 || wanted == 0, ErrorCode::configuration,
+      "--master-port {}: {}; choose another, or 0 for a free one", wanted,
+      errno == EADDRINUSE ? "another program has this port" : describe_errno("bind", errno));
+  TESSERA_CHECK(bound == 0, ErrorCode::runtime, "{}", describe_errno("bind", errno));
   TESSERA_SYSTEM(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &length));
   return ntohs(address.sin_port);
 }
@@ -118,8 +131,9 @@ struct Outcome {
 class Attempt {
  public:
   Attempt(const LaunchOptions& options, int restart, SignalQueue& signals, Guardian& guardian)
-      : signals_(signals) {
-    const int port = options.master_port != 0 ? options.master_port : free_port();
+      : signals_(signals), output_(options.output, options.ranks, restart > 0) {
+    const bool first = restart == 0 || options.master_port == 0;
+    const int port = first ? free_port(options.master_port) : options.master_port;
     for (int rank = 0; rank < options.ranks; ++rank) {
       RankProcess::Start start;
       start.command = options.command;
@@ -128,8 +142,10 @@ class Attempt {
       start.keeps_stdin = rank == 0 && ::isatty(STDIN_FILENO) == 0;
       start.signal_mask = signals.mask_before();
       start.keep_descriptor = channel_.write_end();
+      start.output = output_.ends_of(rank);
       ranks_.emplace_back(rank, start, guardian);
     }
+    output_.close_ends();
   }
 
   Outcome run() {
@@ -139,9 +155,11 @@ class Attempt {
         signal_all(SIGKILL);
         deadline_.reset();
       }
-      if (const std::optional<int> signal = signals_.wait(waiting_time()))
+      if (const auto signal = signals_.wait(waiting_time(), output_.waited_for()))
         forward(*signal, outcome);
+      output_.pass_on();
     }
+    output_.finish();
     append(outcome.messages, channel_.take());
     return outcome;
   }
@@ -170,8 +188,10 @@ class Attempt {
         {FailureChannel::variable, channel_.variable_value()},
     };
     if (std::getenv("OMP_NUM_THREADS") == nullptr) {
-      variables["OMP_NUM_THREADS"] = std::to_string(std::max(1, usable_cores() / options.ranks));
+      variables["OMP_NUM_THREADS"] =
+          std::to_string(std::max(1, usable_cores() / std::max(options.ranks, options.threads)));
     }
+    for (const auto& [name, value] : options.variables) variables[name] = value;
     return variables;
   }
 
@@ -213,9 +233,17 @@ class Attempt {
   }
 
   void forward(int signal, Outcome& outcome) {
-    if (signal == SIGUSR1) return signal_all(signal);  // the ranks save, and go on
-    signal_all(outcome.stop_signal == 0 ? signal : SIGKILL);
-    if (outcome.stop_signal == 0) outcome.stop_signal = signal;
+    if (signal == SIGUSR1) {  // the ranks save, and go on
+      for (const RankProcess& rank : ranks_) rank.tell_group(signal);
+      return;
+    }
+    if (outcome.stop_signal == 0) {
+      signal_all(signal);
+      outcome.stop_signal = signal;
+      stopped_at_ = Clock::now();
+    } else if (insists(signal, Clock::now() - stopped_at_)) {
+      signal_all(SIGKILL);
+    }
   }
 
   [[nodiscard]] std::chrono::milliseconds waiting_time() const {
@@ -228,8 +256,10 @@ class Attempt {
 
   SignalQueue& signals_;
   FailureChannel channel_;
+  RankOutput output_;
   std::vector<RankProcess> ranks_;
   std::optional<Clock::time_point> deadline_;
+  Clock::time_point stopped_at_{};  // by the signal that the launcher got
 };
 
 void say(const std::string& line) {

@@ -1,25 +1,31 @@
 // Starts N ranks of a program on this machine with torchrun's environment, and ends them together.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
+
+#include "cli/launch_output.h"
 
 namespace tessera::cli {
 
 struct LaunchOptions {
-  int ranks = 1;
+  int ranks = 1;    // processes
+  int threads = 0;  // that are the ranks of one process; they share the cores
   int max_restarts = 0;
   std::string master_address = "127.0.0.1";
   int master_port = 0;    // 0: a free one
   std::string run_id;     // empty: made up
   std::string launch_id;  // made up by launch(), the same for all restarts
   std::vector<std::string> command;
+  std::map<std::string, std::string> variables;  // of the ranks, beside torchrun's
+  OutputOptions output;
 };
 
 // Returns the exit code: 0 when every rank ended with 0; 7 when a rank was killed by a signal or
 // says so itself; else that of the first rank that failed; 128 + signal when the launcher was told
 // to stop and the ranks did not choose a code of their own. Throws Error(usage) when the program
-// cannot be executed.
+// cannot be executed, Error(configuration) when the port that is asked for is taken.
 int launch(const LaunchOptions& options);
 
 // Cores that this process may use.

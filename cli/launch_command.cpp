@@ -1,85 +1,232 @@
-// `tessera launch`.
+// `tessera launch`, with torchrun's and Accelerate's names for the same things.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <charconv>
+#include <filesystem>
 #include <memory>
 
+#include "cli/accelerate_config.h"
 #include "cli/launch.h"
+#include "cli/rank_threads.h"
 #include "cli/subcommands.h"
+#include "engine/backend.h"
 #include "kernels/base/error.h"
 
 namespace tessera::cli {
 namespace {
 
 int ranks_from(const std::string& text) {
-  if (text == "auto" || text == "cpu") return usable_cores();
-  TESSERA_CHECK(text != "gpu", ErrorCode::usage,
-                "--nproc-per-node gpu: give the number of GPUs instead; tessera env lists them");
+  if (text == "cpu") return usable_cores();
+  if (text == "gpu" || text == "auto") {
+    const Backend& gpus = backend_of(DeviceType::cuda);
+    const int count = gpus.device_count();
+    TESSERA_CHECK(count > 0 || text == "auto", ErrorCode::usage,
+                  "--nproc-per-node gpu: there is no GPU to start ranks for ({}); use a number, or "
+                  "cpu for a rank for each core",
+                  gpus.unavailable_reason());
+    return count > 0 ? count : usable_cores();
+  }
   constexpr int most = 4096;
   int ranks = 0;
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), ranks);
   TESSERA_CHECK(
       error == std::errc{} && stop == text.data() + text.size() && ranks > 0 && ranks <= most,
-      ErrorCode::usage, "--nproc-per-node must be a number of ranks from 1 to {}, or auto, got {}",
-      most, text);
+      ErrorCode::usage,
+      "--nproc-per-node must be a number of ranks from 1 to {}, or auto, gpu or cpu, got {}", most,
+      text);
   return ranks;
 }
 
+bool is_training(const std::vector<std::string>& program) {
+  std::error_code error;
+  const bool ours = std::filesystem::path(program.front()).filename() == "tessera" ||
+                    std::filesystem::equivalent(program.front(), "/proc/self/exe", error);
+  return ours && program.size() > 1 && program[1] == "train";
+}
+
+// What torchrun calls the meeting place: of one host there is nothing to choose.
+struct Rendezvous {
+  std::string backend = "static";
+  std::string endpoint, configuration, node_rank = "0", nodes = "1";
+
+  void check() const {
+    TESSERA_CHECK(nodes == "1" || nodes == "1:1", ErrorCode::usage,
+                  "--nnodes {}: several machines are not available in this version; use 1", nodes);
+    TESSERA_CHECK(node_rank == "0", ErrorCode::usage,
+                  "--node-rank {}: several machines are not available in this version; use 0",
+                  node_rank);
+    const std::string host = endpoint.substr(0, endpoint.find(':'));
+    TESSERA_CHECK(host.empty() || host == "localhost" || host == "127.0.0.1" || host == "0.0.0.0" ||
+                      host == "::1",
+                  ErrorCode::usage,
+                  "--rdzv-endpoint {}: ranks meet on this machine; several are not available in "
+                  "this version",
+                  endpoint);
+  }
+  void say() const {
+    if (backend == "static" && endpoint.empty() && configuration.empty()) return;
+    fmt::print(stderr, "tessera: --rdzv-* has no use: ranks of one machine meet without it\n");
+  }
+};
+
 struct LaunchCommand {
-  std::string ranks = "1";
-  int nodes = 1;
+  std::string ranks, threads, module, tee, redirects, start_method, config_file, role;
+  std::string address;
+  double monitor_interval = 0;
+  bool standalone = false;
+  bool no_python = false;
+  Rendezvous rendezvous;
   LaunchOptions launch;
 
   [[nodiscard]] int run(const std::vector<std::string>& program) {
-    TESSERA_CHECK(nodes == 1, ErrorCode::usage,
-                  "--nnodes {}: several machines are not available in this version; use 1", nodes);
-    TESSERA_CHECK(!program.empty(), ErrorCode::usage,
-                  "name the program after --, as in: tessera launch --nproc-per-node 2 -- "
-                  "tessera train recipe.yaml");
-    launch.ranks = ranks_from(ranks);
+    rendezvous.check();
+    check(program);
     launch.command = program;
+    if (!tee.empty()) launch.output.streams = parse_tee(tee).streams;
+    if (!tee.empty()) launch.output.every_rank = parse_tee(tee).every_rank;
+    TESSERA_CHECK(redirects.empty() || !launch.output.folder.empty(), ErrorCode::usage,
+                  "--redirects {} needs --log-dir, the folder of the files", redirects);
+    take_configuration();
+    if (!address.empty()) launch.master_address = address;
+    if (!ranks.empty()) launch.ranks = ranks_from(ranks);
+    if (!role.empty()) launch.variables["ROLE_NAME"] = role;
+    if (!threads.empty()) become_threads();
+    rendezvous.say();
     return cli::launch(launch);
   }
+
+ private:
+  void check(const std::vector<std::string>& program) const {
+    TESSERA_CHECK(module.empty(), ErrorCode::usage,
+                  "-m {}: a program is started, not a Python module; write python3 -m {}", module,
+                  module);
+    TESSERA_CHECK(!program.empty(), ErrorCode::usage,
+                  "name the program after the options, as in: tessera launch --nproc-per-node 2 -- "
+                  "tessera train recipe.yaml");
+    const std::string& name = program.front();
+    TESSERA_CHECK(!name.ends_with(".py") || ::access(name.c_str(), X_OK) == 0, ErrorCode::usage,
+                  "{} is no program but a file for Python; write python3 {}", name, name);
+    TESSERA_CHECK(threads.empty() || is_training(program), ErrorCode::usage,
+                  "--threads {}: starts the ranks of tessera train; other programs start theirs "
+                  "with ts::launch (docs/cpp-api.md)",
+                  threads);
+    TESSERA_CHECK(threads.empty() || ranks.empty(), ErrorCode::usage,
+                  "--threads {} and --nproc-per-node {}: ranks are threads or processes; keep one",
+                  threads, ranks);
+  }
+
+  // The command line goes before the file.
+  void take_configuration() {
+    if (config_file.empty()) return;
+    const AccelerateConfig config = read_accelerate_config(config_file);
+    if (config.processes) launch.ranks = *config.processes;
+    TESSERA_CHECK(config.processes || !ranks.empty() || !threads.empty(), ErrorCode::usage,
+                  "{} does not say num_processes; give --nproc-per-node", config_file);
+    if (config.gpu_ids) launch.variables["CUDA_VISIBLE_DEVICES"] = *config.gpu_ids;
+    if (config.master_address) launch.master_address = *config.master_address;
+    if (config.master_port && launch.master_port == 0) launch.master_port = *config.master_port;
+    launch.variables[config_file_variable] = std::filesystem::absolute(config_file).string();
+  }
+
+  void become_threads() {
+    launch.threads = ranks_from(threads);
+    launch.ranks = 1;
+    launch.variables[rank_threads_variable] = std::to_string(launch.threads);
+  }
 };
+
+std::vector<Argument> rank_arguments(LaunchCommand& command) {
+  LaunchOptions& options = command.launch;
+  return {{.name = "--nproc-per-node,--num-processes",
+           .target = &command.ranks,
+           .help = "Ranks to start, by default 1; gpu: one for each GPU; cpu: for each core; auto: "
+                   "for each GPU, or core where there is none",
+           .type = "N"},
+          {.name = "--threads",
+           .target = &command.threads,
+           .help = "Instead: the ranks of tessera train as threads of one process",
+           .type = "N"},
+          {.name = "--config-file",
+           .target = &command.config_file,
+           .help = "An Accelerate configuration (YAML or JSON): the number of ranks, and for "
+                   "tessera train its settings",
+           .type = "FILE"},
+          {.name = "--max-restarts",
+           .target = &options.max_restarts,
+           .help = "Times to start all ranks again after a failure",
+           .shows_default = true,
+           .least = 0,
+           .most = 1'000'000},
+          {.name = "--log-dir",
+           .target = &options.output.folder,
+           .help = "What each rank prints goes to DIR/rank-N.log",
+           .type = "DIR"},
+          {.name = "-t,--tee",
+           .target = &command.tee,
+           .help = "Print whole lines behind [rank N]:, of stdout (1), stderr (2) or both (3, when "
+                   "nothing follows), or by rank as 0:1,1:2; with --log-dir beside the files",
+           .type = "STREAMS",
+           .implied = "3"}};
+}
+
+std::vector<Argument> meeting_arguments(LaunchCommand& command) {
+  LaunchOptions& options = command.launch;
+  Rendezvous& rendezvous = command.rendezvous;
+  return {
+      {.name = "--master-addr,--main-process-ip",
+       .target = &command.address,
+       .help = "Where rank 0 is, by default 127.0.0.1"},
+      {.name = "--master-port,--main-process-port",
+       .target = &options.master_port,
+       .help = "Rank 0's port; 0: a free one",
+       .shows_default = true,
+       .least = 0,
+       .most = 65535},
+      {.name = "--run-id,--rdzv-id",
+       .target = &options.run_id,
+       .help = "The job's name; made up when not given"},
+      {.name = "--role", .target = &command.role, .help = "ROLE_NAME of the ranks"},
+      {.name = "--nnodes,--num-machines",
+       .target = &rendezvous.nodes,
+       .help = "Machines; more than 1 is not available in this version",
+       .shows_default = true},
+      {.name = "--node-rank,--machine-rank",
+       .target = &rendezvous.node_rank,
+       .help = "This machine's number",
+       .shows_default = true},
+      {.name = "--standalone",
+       .target = &command.standalone,
+       .help = "torchrun's: always so, on one machine"},
+      {.name = "--no-python",
+       .target = &command.no_python,
+       .help = "torchrun's: always so, programs are started as they are"},
+      {.name = "--rdzv-backend", .target = &rendezvous.backend, .help = "torchrun's: no use"},
+      {.name = "--rdzv-endpoint", .target = &rendezvous.endpoint, .help = "torchrun's: no use"},
+      {.name = "--rdzv-conf", .target = &rendezvous.configuration, .help = "torchrun's: no use"},
+      {.name = "--monitor-interval",
+       .target = &command.monitor_interval,
+       .help = "torchrun's: no use, a rank's end is seen at once"},
+      {.name = "--start-method", .target = &command.start_method, .help = "torchrun's: no use"},
+      {.name = "-r,--redirects",
+       .target = &command.redirects,
+       .help = "torchrun's: --log-dir has both streams",
+       .implied = "3"},
+      {.name = "-m,--module", .target = &command.module, .help = "Refused: write python3 -m"}};
+}
 
 }  // namespace
 
 Command describe_launch() {
   const auto command = std::make_shared<LaunchCommand>();
-  LaunchOptions& options = command->launch;
+  std::vector<Argument> arguments = rank_arguments(*command);
+  for (Argument& argument : meeting_arguments(*command)) arguments.push_back(std::move(argument));
   return {
-      .arguments = {{.name = "--nproc-per-node",
-                     .target = &command->ranks,
-                     .help = "Ranks to start; auto: one for each core",
-                     .type = "N",
-                     .shows_default = true},
-                    {.name = "--nnodes",
-                     .target = &command->nodes,
-                     .help = "Machines; more than 1 is not available in this version",
-                     .shows_default = true},
-                    {.name = "--max-restarts",
-                     .target = &options.max_restarts,
-                     .help = "Times to start all ranks again after a failure",
-                     .shows_default = true,
-                     .least = 0,
-                     .most = 1'000'000},
-                    {.name = "--master-addr",
-                     .target = &options.master_address,
-                     .help = "Where rank 0 is",
-                     .shows_default = true},
-                    {.name = "--master-port",
-                     .target = &options.master_port,
-                     .help = "Rank 0's port; 0: a free one",
-                     .shows_default = true,
-                     .least = 0,
-                     .most = 65535},
-                    {.name = "--run-id",
-                     .target = &options.run_id,
-                     .help = "The job's name; made up when not given"}},
+      .arguments = std::move(arguments),
       .run = [command](const std::vector<std::string>& program) { return command->run(program); },
       .footer =
-          "The program and its arguments follow --, as in\n  tessera launch --nproc-per-node 2 -- "
-          "tessera train recipe.yaml"};
+          "The program and its arguments follow, behind -- or without it, as in\n  tessera launch "
+          "--nproc-per-node 2 -- tessera train recipe.yaml"};
 }
 
 }  // namespace tessera::cli

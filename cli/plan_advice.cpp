@@ -185,7 +185,7 @@ Advices advise(const Recipe& recipe, const PlanWorld& world, std::uint64_t memor
   const Candidate now{recipe, world, {}};
   const bool fp32 = recipe.sharding.mixed_precision == MixedPrecision::no;
   const bool keeps = recipe.sharding.activation_checkpointing == ActivationCheckpointing::none;
-  const OffloadOptions offload = offload_options(recipe);
+  const OffloadOptions offload = offload_options(recipe).on(world.device);
   const bool in_memory = offload.parameters == Placement::device &&
                          offload.gradients == Placement::device &&
                          offload.optimizer == Placement::device;

@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "cli/accelerate_config.h"
 #include "cli/bytes_text.h"
 #include "cli/nearest.h"
 #include "cli/plan_advice.h"
@@ -52,6 +53,7 @@ struct PlanCommand {
   std::string device;
   std::string device_memory;
   std::string json;
+  std::string config_file;
 
   [[nodiscard]] int run() const {
     const std::vector<Strategy> asked = strategies();
@@ -59,7 +61,7 @@ struct PlanCommand {
     std::vector<std::string> settings = overrides;
     if (!device.empty()) settings.push_back("train.device=" + device);
     if (group_size > 0) settings.push_back(fmt::format("sharding.group_size={}", group_size));
-    Recipe recipe = load_recipe(file, settings);
+    Recipe recipe = load_recipe(file, settings, chosen_config_file(config_file));
     if (asked.size() == 1) recipe.sharding.sharding_strategy = asked.front();
     check_group(recipe);
     validate(recipe, world_size);
@@ -158,6 +160,7 @@ Command describe_plan() {
                          .target = &options->overrides,
                          .help = "Override a key, as in data.batch_size=1; repeatable",
                          .type = "KEY=VALUE"},
+                        config_file_argument(&options->config_file),
                         {.name = "--world-size",
                          .target = &options->world_size,
                          .help = "Ranks to plan for",

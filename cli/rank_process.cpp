@@ -11,6 +11,7 @@
 #include <cstring>
 #include <utility>
 
+#include "cli/listening_processes.h"
 #include "kernels/base/error.h"
 
 extern char** environ;  // POSIX has it in no header
@@ -48,6 +49,8 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
     const int null = ::open("/dev/null", O_RDONLY);
     if (null >= 0) ::dup2(null, STDIN_FILENO);
   }
+  if (start.output[0] >= 0) ::dup2(start.output[0], STDOUT_FILENO);
+  if (start.output[1] >= 0) ::dup2(start.output[1], STDERR_FILENO);
   if (start.keep_descriptor) ::fcntl(*start.keep_descriptor, F_SETFD, 0);
   std::signal(SIGPIPE, SIG_DFL);
   std::signal(SIGXFSZ, SIG_DFL);
@@ -122,6 +125,11 @@ void RankProcess::reap() noexcept {
 
 void RankProcess::signal_group(int signal) const noexcept {
   if (running()) ::kill(-pid_, signal);
+}
+
+void RankProcess::tell_group(int signal) const {
+  if (!running()) return;
+  for (const pid_t process : processes_that_bear(signal, pid_)) ::kill(process, signal);
 }
 
 std::optional<RankExit> RankProcess::poll() {

@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <csignal>
 #include <map>
 #include <optional>
@@ -27,8 +28,9 @@ class RankProcess {
     std::vector<std::string> command;
     std::map<std::string, std::string> environment;  // beside the launcher's own
     bool keeps_stdin = false;
-    sigset_t signal_mask{};              // that the program begins with
-    std::optional<int> keep_descriptor;  // stays open over exec
+    sigset_t signal_mask{};                // that the program begins with
+    std::optional<int> keep_descriptor;    // stays open over exec
+    std::array<int, 2> output = {-1, -1};  // stdout and stderr; -1: the launcher's
   };
 
   // `guardian` watches the rank's group from before it executes the program until it has ended.
@@ -43,6 +45,8 @@ class RankProcess {
   [[nodiscard]] bool running() const { return pid_ > 0 && !exit_; }
 
   void signal_group(int signal) const noexcept;
+  // A message, which ends nobody: to those of the group that listen to it.
+  void tell_group(int signal) const;
   // Its exit, the first time that it is seen to have ended; never waits. Kills what it left behind
   // in its group.
   std::optional<RankExit> poll();

@@ -2,19 +2,18 @@
 // reads it.
 #include "cli/recipe.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <fstream>
 #include <iterator>
 #include <set>
 
+#include "cli/accelerate_config.h"
 #include "cli/nearest.h"
 #include "cli/recipe_schema.h"
 #include "cli/recipe_values.h"
+#include "cli/small_file.h"
 #include "kernels/base/error.h"
 
 namespace tessera::cli {
@@ -192,37 +191,36 @@ void apply(const std::vector<Leaf>& leaves, bool overriding, Recipe& recipe) {
   }
 }
 
-std::string read_file(const std::filesystem::path& path) {
-  constexpr std::uintmax_t largest = std::uintmax_t{1} << 20;
-  std::error_code error;
-  const auto status = std::filesystem::status(path, error);
-  TESSERA_CHECK(std::filesystem::exists(status), ErrorCode::configuration,
-                "recipe {} does not exist", path.string());
-  TESSERA_CHECK(!std::filesystem::is_directory(status), ErrorCode::configuration,
-                "recipe {} is a folder; name the YAML file in it", path.string());
-  const auto size = std::filesystem::file_size(path, error);
-  TESSERA_CHECK(error || size <= largest, ErrorCode::configuration,
-                "recipe {} has {} bytes, more than the {} that a recipe may have", path.string(),
-                size, largest);
-  std::ifstream stream(path, std::ios::binary);
-  TESSERA_CHECK(stream.is_open(), ErrorCode::configuration, "recipe {} cannot be read: {}",
-                path.string(), describe_errno("open", errno));
-  std::string text;
-  char block[4096];
-  while (stream.read(block, sizeof block) || stream.gcount() > 0) {
-    text.append(block, static_cast<std::size_t>(stream.gcount()));
-    TESSERA_CHECK(text.size() <= largest, ErrorCode::configuration,
-                  "recipe {} has more than the {} bytes that a recipe may have", path.string(),
-                  largest);
+// The settings of a configuration file, or its assumed ones, which a recipe's own keys go before.
+// What the recipe says otherwise is noted.
+void apply_configuration(const AccelerateConfig& config, bool assumed,
+                         const std::vector<Leaf>& overrides, const std::vector<Leaf>& recipe_leaves,
+                         Recipe& recipe) {
+  for (const AccelerateSetting& setting : config.settings) {
+    const auto says = [&](const Leaf& leaf) { return same_key(leaf.name, setting.recipe_key); };
+    const bool taken_back = std::any_of(overrides.begin(), overrides.end(), [&](const Leaf& leaf) {
+      return leaf.value.kind == YamlNode::Kind::null && says(leaf);
+    });
+    if (setting.assumed != assumed || taken_back) continue;
+    const Leaf leaf{setting.recipe_key, setting.where, setting.value};
+    const RecipeKey& key = row_for(leaf, recipe);
+    const nlohmann::json before = key.write(recipe);
+    apply({leaf}, true, recipe);
+    const auto own = std::find_if(recipe_leaves.begin(), recipe_leaves.end(), says);
+    if (own == recipe_leaves.end() || key.write(recipe) == before) continue;
+    recipe.notes.push_back(fmt::format("{}: {} goes before {}: {}: {}", setting.where, setting.said,
+                                       own->where, own->name, describe(own->value)));
   }
-  TESSERA_CHECK(!stream.bad(), ErrorCode::configuration, "recipe {} cannot be read", path.string());
-  return text;
+  if (!assumed) {
+    recipe.notes.insert(recipe.notes.begin(), config.notes.begin(), config.notes.end());
+    recipe.configured_ranks = config.processes;
+  }
 }
 
 }  // namespace
 
 Recipe parse_recipe(std::string_view text, const std::string& source,
-                    const std::vector<std::string>& overrides) {
+                    const std::vector<std::string>& overrides, const AccelerateConfig* config) {
   const YamlNode root = parse_yaml(text, source);
   TESSERA_CHECK(root.kind != YamlNode::Kind::null, ErrorCode::configuration,
                 "{}: empty; a recipe needs at least data.train (docs/recipe.md)", source);
@@ -244,14 +242,16 @@ Recipe parse_recipe(std::string_view text, const std::string& source,
     std::erase_if(leaves, [&](const Leaf& leaf) { return same_key(leaf.name, setting.name); });
     if (decides) leaves.push_back(setting);
   }
+  if (config != nullptr) apply_configuration(*config, true, settings, {}, recipe);
   apply(leaves, false, recipe);
+  if (config != nullptr) apply_configuration(*config, false, settings, leaves, recipe);
   apply(settings, true, recipe);
   complete_model(recipe);
   return recipe;
 }
 
 Recipe load_recipe(const std::filesystem::path& path, const std::vector<std::string>& overrides) {
-  return parse_recipe(read_file(path), path.string(), overrides);
+  return parse_recipe(read_small_file(path, "recipe"), path.string(), overrides);
 }
 
 nlohmann::json to_json(const Recipe& recipe) {

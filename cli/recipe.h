@@ -114,7 +114,6 @@ struct ShardingRecipe {
   std::int64_t min_num_params = 100'000'000;
   BackwardPrefetch backward_prefetch = BackwardPrefetch::pre;
   bool forward_prefetch = true;
-  bool limit_all_gathers = true;
   MixedPrecision mixed_precision = MixedPrecision::no;
   std::optional<DType> reduce_dtype;            // absent: the dtype of mixed_precision
   std::optional<std::int64_t> group_size;       // absent: the ranks of a host (LOCAL_WORLD_SIZE)
@@ -159,14 +158,20 @@ struct Recipe {
   std::string source = "recipe";  // the file, for messages
   std::map<std::string, std::string>
       given;  // key -> where it was given ("recipe.yaml:12", "--set train.lr=1")
+  std::vector<std::string> notes;       // what reading it had to say, a line each
+  std::optional<int> configured_ranks;  // of a configuration file
 };
+
+struct AccelerateConfig;  // cli/accelerate_config.h
 
 // Reads a recipe file and applies `--set key=value` texts in their order. Throws
 // Error(configuration) with file, line and key for anything that is not a known key with a value of
 // its type and range.
 Recipe load_recipe(const std::filesystem::path& path, const std::vector<std::string>& overrides);
+// The keys of a configuration file, if there is one, go before the recipe's.
 Recipe parse_recipe(std::string_view text, const std::string& source,
-                    const std::vector<std::string>& overrides);
+                    const std::vector<std::string>& overrides,
+                    const AccelerateConfig* config = nullptr);
 
 // Where the recipe wants a rank's state.
 OffloadOptions offload_options(const Recipe& recipe);

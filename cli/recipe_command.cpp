@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "cli/accelerate_config.h"
 #include "cli/recipe.h"
 #include "cli/recipe_schema.h"
 #include "cli/subcommands.h"
@@ -14,6 +15,7 @@ namespace {
 struct RecipeCommand {
   std::string file;
   std::vector<std::string> overrides;
+  std::string config_file;
   int world_size = 1;
   bool keys = false;
 
@@ -24,8 +26,9 @@ struct RecipeCommand {
     }
     TESSERA_CHECK(!file.empty(), ErrorCode::usage,
                   "name a recipe, or --keys to list what one may contain");
-    const Recipe recipe = load_recipe(file, overrides);
+    const Recipe recipe = load_recipe(file, overrides, chosen_config_file(config_file));
     validate(recipe, world_size);
+    for (const std::string& note : recipe.notes) fmt::print(stderr, "tessera: {}\n", note);
     fmt::print("{}\n", to_json(recipe).dump(2));
     return 0;
   }
@@ -41,6 +44,7 @@ Command describe_recipe() {
                 .target = &options->overrides,
                 .help = "Override a key, as in train.steps=100; repeatable",
                 .type = "KEY=VALUE"},
+               config_file_argument(&options->config_file),
                {.name = "--world-size",
                 .target = &options->world_size,
                 .help = "Ranks to check it for",

@@ -131,18 +131,17 @@ RecipeKey choice(std::string name, Access access, std::vector<Choice<T>> choices
   return row;
 }
 
-// A key that other programs' files contain and that has one meaning here: any other value is
-// refused by name.
-RecipeKey always(const std::string& name, bool value, std::string help) {
+// A key that other programs' files contain and that is true here whatever it says: a recipe that
+// says otherwise is told.
+RecipeKey always(const std::string& name, const std::string& so) {
   RecipeKey row;
   row.name = name;
-  row.type = value ? "true" : "false";
-  row.fallback = row.type;
-  row.help = std::move(help);
-  row.read = [=](Recipe&, const YamlNode& node) {
-    if (read_bool(node, name) != value) {
-      refuse_unavailable(node.where, fmt::format("{}: {}", name, !value));
-    }
+  row.type = type_name<bool>();
+  row.fallback = "true";
+  row.help = fmt::format("Accelerate's key; whatever it says, {}.", so);
+  row.read = [=](Recipe& recipe, const YamlNode& node) {
+    if (read_bool(node, name)) return;
+    recipe.notes.push_back(fmt::format("{}: {}: false changes nothing: {}", node.where, name, so));
   };
   return row;
 }
@@ -374,8 +373,7 @@ std::vector<RecipeKey> strategy_keys() {
                          "When the next unit is gathered in the backward pass: before this one's "
                          "gradients are computed, after, or when it is needed.")),
       key(TESSERA_KEY(sharding, forward_prefetch), "Gather the next unit during a unit's forward."),
-      key(TESSERA_KEY(sharding, limit_all_gathers),
-          "Accelerate's key: at most two gathers are in flight here, whichever it says."),
+      always("sharding.limit_all_gathers", "at most two gathers are in flight"),
   };
 }
 
@@ -410,12 +408,9 @@ std::vector<RecipeKey> precision_and_group_keys() {
           "Ranks over NCCL: sum gradients in the order of the other communicators instead of "
           "NCCL's, "
           "so that every strategy gives the same bits. Elsewhere that is always so."),
-      always("sharding.use_orig_params", true,
-             "Accelerate's key; parameters always keep their names and shapes."),
-      always("sharding.sync_module_states", true,
-             "Accelerate's key; ranks always begin with equal weights."),
-      always("sharding.cpu_ram_efficient_loading", true,
-             "Accelerate's key; a rank always reads only its share."),
+      always("sharding.use_orig_params", "parameters always keep their names and shapes"),
+      always("sharding.sync_module_states", "ranks always begin with equal weights"),
+      always("sharding.cpu_ram_efficient_loading", "a rank always reads only its share"),
       unavailable("sharding.reshard_after_forward", "Reshard to a smaller group after forward."),
       unavailable("sharding.ignored_modules", "Modules to leave unsharded."),
   };

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <fstream>
@@ -11,6 +12,7 @@
 
 #include "checkpoint/checksum.h"
 #include "checkpoint/manifest.h"
+#include "sharding/comm/communicator.h"
 
 namespace tessera::cli {
 namespace {
@@ -39,22 +41,40 @@ std::string process_identity(pid_t pid) {
   return fmt::format("{}:{}:{}", pid, start, first_line("/proc/sys/kernel/random/boot_id"));
 }
 
-}  // namespace
-
-int restart_count() {
+int restarts_of_this_rank() {
   const std::string_view text = environment_text("TORCHELASTIC_RESTART_COUNT");
   int count = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
   return error == std::errc{} && end == text.data() + text.size() && count > 0 ? count : 0;
 }
 
-std::string launch_id() {
+std::string launch_of_this_rank() {
   const std::string_view own = environment_text(launch_variable);
   if (checkpoint::is_hex_id(own)) return std::string(own);
   const std::string_view job = environment_text("TORCHELASTIC_RUN_ID");
   if (job.empty()) return {};
-  const std::string launch = fmt::format("{}:{}", job, process_identity(::getppid()));
+  // On one host the agent lives through all restarts, and tells two launches of one name apart. On
+  // several hosts rank 0 may come to be another's, and users name their jobs.
+  const std::string_view local = environment_text("LOCAL_WORLD_SIZE");
+  const bool one_host = local.empty() || local == environment_text("WORLD_SIZE");
+  const std::string launch =
+      one_host ? fmt::format("{}:{}", job, process_identity(::getppid())) : std::string(job);
   return checkpoint::to_hex(checkpoint::checksum(launch));
+}
+
+}  // namespace
+
+LaunchOfRanks agree_on_launch(comm::Communicator& communicator) {
+  const auto all =
+      communicator.exchange(fmt::format("{} {}", restarts_of_this_rank(), launch_of_this_rank()));
+  LaunchOfRanks launch;
+  for (const std::string& rank : all) {
+    int restarts = 0;
+    std::from_chars(rank.data(), rank.data() + rank.size(), restarts);
+    launch.restarts = std::max(launch.restarts, restarts);
+  }
+  launch.id = all.front().substr(all.front().find(' ') + 1);
+  return launch;
 }
 
 }  // namespace tessera::cli

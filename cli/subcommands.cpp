@@ -16,6 +16,8 @@ const std::vector<Subcommand>& subcommands() {
       {"encode", "Sentences of a file to rows of embeddings", describe_encode},
       {"evaluate", "Score a model on a data set", describe_evaluate},
       {"recipe", "Check a recipe and print all its values, or list the keys", describe_recipe},
+      {"config", "Write, check and explain Accelerate's configuration files", describe_config},
+      {"test", "Prove this installation: ranks, strategies, a save and a resume", describe_test},
       {"env", "Report versions, processor, memory and optional parts", describe_environment},
   };
   return list;

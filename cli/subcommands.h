@@ -2,19 +2,11 @@
 // subcommands.cpp.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "cli/command.h"
 
 namespace tessera::cli {
-
-struct Subcommand {
-  std::string name;
-  std::string help;
-  Command (*describe)();
-  bool takes_trailing = false;  // the words after -- are the subcommand's own
-};
 
 const std::vector<Subcommand>& subcommands();
 
@@ -30,5 +22,7 @@ Command describe_tokenize();
 Command describe_environment();
 Command describe_launch();
 Command describe_recipe();
+Command describe_config();
+Command describe_test();
 
 }  // namespace tessera::cli

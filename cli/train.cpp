@@ -4,11 +4,12 @@
 #include <memory>
 #include <optional>
 
-#include "cli/device.h"
+#include "cli/accelerate_config.h"
 #include "cli/interruption.h"
 #include "cli/memory_log.h"
 #include "cli/metrics.h"
 #include "cli/progress.h"
+#include "cli/rank_threads.h"
 #include "cli/recipe.h"
 #include "cli/subcommands.h"
 #include "cli/training_run.h"
@@ -22,16 +23,20 @@ struct TrainCommand {
   std::string file;
   std::vector<std::string> overrides;
   std::string device;
+  std::string config_file;
 
   [[nodiscard]] int run() const {
     const SignalThread signals;
     std::vector<std::string> settings = overrides;
     if (!device.empty()) settings.push_back("train.device=" + device);
-    const Recipe recipe = load_recipe(file, settings);
-    const comm::World world = comm::world_from_environment();
+    const Recipe recipe = load_recipe(file, settings, chosen_config_file(config_file));
+    const comm::World world = training_world();
     validate(recipe, world.size);
-    Context context =
-        init(choose_device(recipe, world), {.fixed_order = recipe.sharding.fixed_reduction_order});
+    return run_ranks(recipe, world,
+                     [&](const Context& context) { return run_rank(recipe, context); });
+  }
+
+  [[nodiscard]] static int run_rank(const Recipe& recipe, const Context& context) {
     TrainingRun training(recipe, context);
     const std::vector<std::string> notes = training.resume();
     training.prepare_folder();
@@ -51,6 +56,8 @@ struct TrainCommand {
                        .descriptor = 2,
                        .animated = animated_by_default()});
     progress.note(training.describe());
+    for (const std::string& note : configuration_notes(recipe, context.world_size()))
+      progress.note(note);
     for (const std::string& note : notes) progress.note(note);
     return loop(recipe, training, progress, metrics, memory);
   }
@@ -134,7 +141,8 @@ Command describe_train() {
                         {.name = "--device",
                          .target = &options->device,
                          .help = "Where to compute; the same as train.device",
-                         .type = "auto|cpu|cuda"}},
+                         .type = "auto|cpu|cuda"},
+                        config_file_argument(&options->config_file)},
           .run = [options](const std::vector<std::string>&) { return options->run(); }};
 }
 

@@ -78,7 +78,7 @@ class TrainingRun {
   }
   [[nodiscard]] std::map<std::string, std::string> files_beside_weights() const;
   std::vector<std::string> note_saved(const checkpoint::Saved& saved, const std::string& how);
-  bool resume_restarted(std::vector<std::string>& notes);
+  bool resume_restarted(int restart, std::vector<std::string>& notes);
   // The step's folder, or nothing when there is none.
   std::optional<std::string> resume_newest(const std::string& dir, const checkpoint::Search& search,
                                            std::vector<std::string>& notes);

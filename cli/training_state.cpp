@@ -36,8 +36,7 @@ void TrainingRun::load_pretrained() {
 
 // The launcher started the ranks again: what they had saved, they go on from, whatever the recipe
 // says about the first start.
-bool TrainingRun::resume_restarted(std::vector<std::string>& notes) {
-  const int restart = restart_count();
+bool TrainingRun::resume_restarted(int restart, std::vector<std::string>& notes) {
   if (restart == 0 || line_.launch.empty() || !recipe_.checkpoint.dir) return false;
   const bool found =
       resume_newest(*recipe_.checkpoint.dir, {.launch = line_.launch}, notes).has_value();
@@ -102,8 +101,9 @@ void TrainingRun::start_line(const std::string& from, std::vector<std::string>& 
 
 std::vector<std::string> TrainingRun::resume() {
   std::vector<std::string> notes;
-  line_.launch = launch_id();
-  if (resume_restarted(notes)) return notes;
+  LaunchOfRanks launch = agree_on_launch(context_.communicator());
+  line_.launch = std::move(launch.id);
+  if (resume_restarted(launch.restarts, notes)) return notes;
   const std::string& mode = recipe_.checkpoint.resume;
   if (mode == "auto" && recipe_.checkpoint.dir) {
     if (resume_newest(*recipe_.checkpoint.dir, {}, notes)) return notes;

@@ -13,9 +13,6 @@
 namespace tessera {
 namespace {
 
-// Sources discard no smaller blocks.
-constexpr std::size_t discardable = std::size_t{4} << 20;
-
 std::shared_ptr<MemoryPool>& pool_of_this_thread(Device device) {
   thread_local std::shared_ptr<MemoryPool> cpu;
   if (device.type == DeviceType::cpu) [[likely]]
@@ -105,7 +102,7 @@ struct MemoryPool::State {
     const std::size_t enough = std::max(stats.peak_in_use, stats.in_use + bytes);
     while (stats.held + bytes > enough) {
       const auto oldest = std::min_element(
-          free.lower_bound(discardable), free.end(),
+          free.lower_bound(smallest_discarded), free.end(),
           [](const auto& a, const auto& b) { return a.second.freed < b.second.freed; });
       if (oldest == free.end() || !source->discard(oldest->second.memory, oldest->first)) return;
       stats.held -= oldest->first;
@@ -170,6 +167,7 @@ std::shared_ptr<std::byte> MemoryPool::allocate(std::size_t bytes) {
     if (block == nullptr) {
       block = State::take_fit(state_->free_without_pages, wanted, size);
       if (block != nullptr) {
+        state_->make_room(size);
         state_->hold(size);
         without_pages = true;
       }

@@ -31,6 +31,10 @@ struct MemoryStats {
 
 class MemoryPool;
 
+// Smaller blocks keep their pages: one fault each, they would cost more time than their memory is
+// worth.
+constexpr std::size_t smallest_discarded = std::size_t{4} << 20;
+
 // Where pools take blocks from: the system's heap, or a GPU's arena. Thread-safe.
 class MemorySource {
  public:

@@ -47,6 +47,7 @@ std::shared_ptr<Storage> Storage::part_of(const std::shared_ptr<Storage>& whole,
   if (whole->data_ == nullptr) return storage;  // on `meta`
   storage->owned_ = std::shared_ptr<std::byte>(whole->owned_, whole->data_ + offset);
   storage->data_ = storage->owned_.get();
+  storage->part_ = true;
   return storage;
 }
 
@@ -81,6 +82,11 @@ std::byte* Storage::data() const {
   fail_missing();
 }
 
+void Storage::will_write() const {
+  if (on_write_) on_write_();
+  if (file_) file_.file->await_holders();
+}
+
 void Storage::set_arrival(std::function<void()> wait) {
   arrival_ = std::move(wait);
   data_ = nullptr;
@@ -99,6 +105,7 @@ void Storage::map() const {
 }
 
 void Storage::discard() const {
+  TESSERA_REQUIRE(!part_, "the pages of a part of a block are not to be had alone");
   if (owned_ && !file_) (void)MemoryPool::discard(owned_);
 }
 

@@ -81,10 +81,8 @@ class Storage {
   // Called by data() when there is no memory: it must attach some, or throw.
   void set_on_missing(std::function<void()> callback) { on_missing_ = std::move(callback); }
   // Whoever is about to change the values (optimizers, loaders) says so, so that holders of copies
-  // can drop them.
-  void will_write() const {
-    if (on_write_) on_write_();
-  }
+  // can drop them. What lies in a file that is being read for a checkpoint is waited for.
+  void will_write() const;
   void set_on_write(std::function<void()> callback) { on_write_ = std::move(callback); }
   // Called before requires_grad of a tensor over this memory changes; it may throw.
   void will_set_requires_grad(const detail::TensorData& tensor) const {
@@ -125,6 +123,7 @@ class Storage {
   std::function<void(const detail::TensorData&)> on_requires_grad_;
   std::int64_t padded_to_ = 0;
   float pending_factor_ = 1.0f;
+  bool part_ = false;  // of another's block
 };
 
 }  // namespace tessera

@@ -73,8 +73,7 @@ void Heap::give_back(std::byte* block, std::size_t bytes) {
 }
 
 bool Heap::discard(std::byte* block, std::size_t bytes) {
-  // Small pages, one fault each, would cost more time than their memory is worth.
-  return bytes >= 2 * huge_page && ::madvise(block, bytes, MADV_DONTNEED) == 0;
+  return bytes >= smallest_discarded && ::madvise(block, bytes, MADV_DONTNEED) == 0;
 }
 
 void Heap::populate(std::byte* block, std::size_t bytes) {

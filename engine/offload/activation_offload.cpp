@@ -58,19 +58,18 @@ std::shared_ptr<ActivationOffload::Kept> ActivationOffload::keep(
         std::find_if(kept->inputs_.begin(), kept->inputs_.end(),
                      [&](const Kept::Input& input) { return input.own == place->storage(); });
     if (known != kept->inputs_.end()) {
-      known->places.push_back(place);
+      known->places.push_back({place, with_memory(*place, nullptr)});
       continue;
     }
     Kept::Input& input = kept->inputs_.emplace_back();
-    input.tensor = with_memory(*place, nullptr);
-    input.places = {place};
+    input.places.push_back({place, with_memory(*place, nullptr)});
     input.own = place->storage();
     input.host = take_host_memory(place->bytes());
     down_->enqueue_copy_to_pinned(input.host->data(), input.own->data(), place->bytes());
     input.copied = down_->record();
   }
   for (const Kept::Input& input : kept->inputs_) {
-    for (Tensor* const place : input.places) *place = {};
+    for (const Kept::Place& place : input.places) *place.of = {};
   }
   if (!kept->inputs_.empty()) calls_.push_back(kept);
   return kept;
@@ -91,6 +90,7 @@ std::shared_ptr<Storage> ActivationOffload::take_host_memory(std::size_t bytes) 
 }
 
 void ActivationOffload::give_back(std::shared_ptr<Storage> memory, PointHandle writable) {
+  if (!memory) return;  // there was none to be had
   free_.push_back({std::move(memory), std::move(writable)});
 }
 
@@ -125,8 +125,8 @@ void ActivationOffload::Kept::bring_back() {
   DeviceQueue& compute = current_queue(owner_->device_);
   for (Input& input : inputs_) {
     compute.wait(input.copied);  // there or back: whoever uses the memory comes after it
-    const Tensor tensor = with_memory(input.tensor, std::move(input.own));
-    for (Tensor* const place : input.places) *place = tensor;
+    for (const Place& place : input.places) *place.of = with_memory(place.tensor, input.own);
+    input.own.reset();
     owner_->give_back(std::move(input.host), std::move(input.copied));
   }
   inputs_.clear();

@@ -35,9 +35,12 @@ class ActivationOffload : public std::enable_shared_from_this<ActivationOffload>
 
    private:
     friend class ActivationOffload;
+    struct Place {
+      Tensor* of;
+      Tensor tensor;  // what stood there, without memory
+    };
     struct Input {
-      Tensor tensor;                 // without memory
-      std::vector<Tensor*> places;   // that it was taken from
+      std::vector<Place> places;     // that share the memory
       std::shared_ptr<Storage> own;  // on the GPU: what was kept, or what came back
       std::shared_ptr<Storage> host;
       bool returns = false;  // `own` is what comes back

@@ -46,6 +46,7 @@ class StateFile {
   // Whoever writes waits as long as somebody has what this returns: a save that reads the file
   // while training goes on. Thread-safe; may outlive the file.
   [[nodiscard]] std::shared_ptr<void> hold();
+  void await_holders();
   // The range as memory, for whoever has to do with few of its values. What is done through it is
   // seen by read() and write() that come after, and the other way round. A disk that fails here is
   // a SIGBUS.
@@ -67,7 +68,6 @@ class StateFile {
  private:
   void open();
   void reserve();
-  void await_holders();
   [[nodiscard]] bool takes_direct_transfers() const;
   [[nodiscard]] bool goes_direct(std::uint64_t offset, const void* data, std::size_t bytes) const;
   [[nodiscard]] std::size_t whole_blocks(std::size_t done, std::size_t wanted) const;

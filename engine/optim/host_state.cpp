@@ -147,9 +147,12 @@ void Optimizer::step_over_host_link(std::size_t segment, const std::vector<Gradi
     for (std::byte* const state : states) memory.states.push_back(state + offset(element));
     update_range(segment, range, memory);
   });
-  // Parameters that come down to the host: whoever reads them there waits.
-  if (link.parameters() != nullptr && link.updates_on() == link.device() && passage.end())
-    whole.storage->set_arrival([point = passage.end()] { point->synchronize(); });
+  if (link.updates_on() != link.device() || !passage.end()) return;
+  // The GPU works on what lies on the host: whoever reads parameters or changes gradients there
+  // waits.
+  const auto wait = [point = passage.end()] { point->synchronize(); };
+  if (link.parameters() != nullptr) whole.storage->set_arrival(wait);
+  if (link.gradients() != nullptr) run.storage->set_arrival(wait);
 }
 
 }  // namespace tessera::optim

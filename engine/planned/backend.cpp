@@ -10,7 +10,6 @@ namespace {
 
 constexpr std::size_t page = 4096;
 constexpr std::size_t large_block = std::size_t{1} << 20;
-constexpr std::size_t discardable = std::size_t{4} << 20;
 
 template <class Arguments>
 void do_nothing(const Arguments& /*arguments*/, kernels::Queue /*queue*/) {}
@@ -91,7 +90,7 @@ std::byte* CountingSource::take(std::size_t bytes) {
 }
 
 bool CountingSource::discard(std::byte* /*block*/, std::size_t bytes) {
-  return stands_for_ == DeviceType::cpu && bytes >= discardable;
+  return stands_for_ == DeviceType::cpu && bytes >= smallest_discarded;
 }
 
 const Backend& planned_backend() {

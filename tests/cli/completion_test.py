@@ -29,7 +29,8 @@ class Completion(unittest.TestCase):
     def test_subcommands(self):
         self.assertEqual(completed("la"), ["launch"])
         every = completed("")
-        for name in ("train", "plan", "launch", "convert", "inspect", "verify", "generate", "encode", "evaluate", "recipe", "env",
+        for name in ("train", "plan", "launch", "convert", "inspect", "verify", "generate", "tokenize", "encode",
+                     "evaluate", "recipe", "env", "config", "test",
                      "--version", "--help"):
             self.assertIn(name, every)
 
@@ -37,6 +38,12 @@ class Completion(unittest.TestCase):
         self.assertEqual(completed("launch", "--max"), ["--max-restarts"])
         self.assertEqual(completed("train", "recipe.yaml", "--se"), ["--set"])
         self.assertEqual(completed("env", "--max"), [])
+
+    def test_nested_subcommands(self):
+        self.assertEqual(completed("config", "ch"), ["check"])
+        self.assertEqual(completed("config", "--ke"), ["--keys"])
+        self.assertEqual(completed("config", "explain", "--world"), ["--world-size"])
+        self.assertEqual(completed("config", "check", ""), [])
 
     def test_keys_have_their_section(self):
         self.assertEqual(completed("train", "recipe.yaml", "--set", "train.lr_dec"), ["train.lr_decay_steps="])

@@ -146,6 +146,27 @@ TEST(Restart, OfAnotherLauncherAsWell) {
   EXPECT_EQ(steps_in(folder).size(), 6u);
 }
 
+// Agents of torchrun on several hosts count restarts each for itself.
+TEST(Restart, RanksAgreeWhetherItIsOne) {
+  const TrainingFolder folder;
+  const auto command = [&](const Settings& settings) {
+    std::string text = testing::program_path();
+    for (const std::string& argument : train_arguments(folder.small() + settings)) {
+      text += " '" + argument + "'";
+    }
+    return text;
+  };
+  folder.write("torchrun.sh",
+               command(saving(folder, 2, 1, "never")) +
+                   "\nif [ $RANK = 1 ]; then export TORCHELASTIC_RESTART_COUNT=1; fi\n" +
+                   command(saving(folder, 3, 1, "never")) + "\n");
+  const Ended ended =
+      run_program({"launch", "--nproc-per-node", "2", "--", "sh", folder.path("torchrun.sh")});
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_TRUE(says(ended, "restart 1: from the newest save of this run")) << ended.err;
+  EXPECT_EQ(steps_in(folder).size(), 3u);
+}
+
 TEST(Restart, WhatCannotImproveIsNotTriedAgain) {
   for (const int code : {2, 3, 4, 5, 8}) {
     const Ended ended = run_program({"launch", "--nproc-per-node", "1", "--max-restarts", "3", "--",
@@ -167,6 +188,9 @@ TEST(Signals, AHangUpSavesFirst) {
                                   Settings{{"log.jsonl", folder.path("log.jsonl")}})));
   ASSERT_TRUE(testing::eventually([&] { return testing::lines_of(folder.path("log.jsonl")) >= 2; }))
       << program.err();
+  // As a terminal that is closed does: its shell sends one, and the kernel another.
+  program.signal(SIGHUP);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
   program.signal(SIGHUP);
   EXPECT_EQ(program.wait(), 128 + SIGHUP) << program.err();
   EXPECT_NE(program.err().find("stopped by signal 1 after saving step "), std::string::npos)

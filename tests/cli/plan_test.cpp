@@ -127,12 +127,13 @@ TEST(Plan, SaysByHowMuchItDoesNotFitAndWhatWould) {
   EXPECT_EQ(tight["advice"][0]["changes"][0], "--set sharding.sharding_strategy=SHARD_OPTIMIZER");
 
   // State elsewhere is what is left for one rank.
-  const auto advice_of_one = [&](const std::string& device) {
-    const std::vector<std::string> alone = {"--device", device,
-                                            "--set",    "data.batch_size=1",
-                                            "--set",    "model.n_embd=1536",
-                                            "--set",    "sharding.mixed_precision=bf16",
-                                            "--set",    "sharding.activation_checkpointing=true"};
+  const auto advice_of_one = [&](const std::string& device, bool offload_params = false) {
+    std::vector<std::string> alone = {"--device", device,
+                                      "--set",    "data.batch_size=1",
+                                      "--set",    "model.n_embd=1536",
+                                      "--set",    "sharding.mixed_precision=bf16",
+                                      "--set",    "sharding.activation_checkpointing=true"};
+    if (offload_params) alone.insert(alone.end(), {"--set", "sharding.offload_params=true"});
     std::vector<std::string> small = alone;
     const nlohmann::json row = planned(example_recipe(), alone)["plans"][0];
     const auto total = row["bytes"]["total"].get<std::uint64_t>();
@@ -148,6 +149,8 @@ TEST(Plan, SaysByHowMuchItDoesNotFitAndWhatWould) {
   EXPECT_EQ(on_cpu[0]["changes"],
             nlohmann::json({"--set sharding.offload.folder=FOLDER", place + "file"}))
       << on_cpu;
+  // The host of a CPU rank is where its state is anyway.
+  EXPECT_EQ(advice_of_one("cpu", true), on_cpu);
 
   std::vector<std::string> hopeless = with_memory(1000);
   hopeless.insert(hopeless.begin(), {"plan", example_recipe()});

@@ -210,11 +210,26 @@ TEST(Recipe, FeaturesThatDoNotExistAreRefusedByName) {
   for (const char* text :
        {"log: {tensorboard: out}", "log: {trace: t}", "sharding: {mixed_precision: fp16}",
         "sharding: {reduce_dtype: fp16}", "sharding: {reduce_dtype: Float16}",
-        "sharding: {reshard_after_forward: 2}", "checkpoint: {state_dict_type: LOCAL_STATE_DICT}",
-        "sharding: {use_orig_params: false}"}) {
+        "sharding: {reshard_after_forward: 2}",
+        "checkpoint: {state_dict_type: LOCAL_STATE_DICT}"}) {
     EXPECT_NE(refusal_of(text).find("is not available in this version"), std::string::npos)
         << refusal_of(text);
   }
+}
+
+TEST(Recipe, WhatIsSoWhateverAKeySaysIsNoted) {
+  const Recipe recipe = parse_recipe(
+      "sharding:\n  use_orig_params: false\n  sync_module_states: true\n"
+      "  cpu_ram_efficient_loading: false\n  limit_all_gathers: false\n",
+      "r.yaml", {});
+  EXPECT_EQ(recipe.notes,
+            (std::vector<std::string>{
+                "r.yaml:2: sharding.use_orig_params: false changes nothing: parameters always keep "
+                "their names and shapes",
+                "r.yaml:4: sharding.cpu_ram_efficient_loading: false changes nothing: a rank "
+                "always reads only its share",
+                "r.yaml:5: sharding.limit_all_gathers: false changes nothing: at most two gathers "
+                "are in flight"}));
 }
 
 TEST(Recipe, BrokenYamlIsNamedByLine) {

@@ -138,7 +138,7 @@ TEST_F(ActivationsOnHost, TakeNoMoreThanTwoInputsOnTheDevice) {
   EXPECT_EQ(planned.total(), measured.total());
 }
 
-// A forward without backward, inputs that are one tensor, a view, and none of the graph.
+// A forward without backward, inputs that are one tensor, a view of one, and none of the graph.
 TEST_F(ActivationsOnHost, OtherInputsStayAsTheyAre) {
   const Device device = Device::cuda();
   const auto gradients = [&](const std::shared_ptr<ActivationOffload>& offload) {
@@ -156,6 +156,10 @@ TEST_F(ActivationsOnHost, OtherInputsStayAsTheyAre) {
       const Tensor dropped = recompute(options, body, made, made, constant, 3.0);
       Tensor result = recompute(options, body, made, made, leaf, 2.0);
       result = recompute(options, body, result, made, constant, 2.0);
+      const auto flattened = [](const Tensor& a, const Tensor& b) {
+        return a * 2.0 + gelu(reshape(b, {8, 8}));
+      };
+      result = recompute(options, flattened, result, reshape(result, {64}));
       if (step == 1) continue;  // the graph goes without a backward
       mean(result).backward();
       seen.push_back(leaf.grad().to_vector());

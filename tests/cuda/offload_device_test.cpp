@@ -112,6 +112,41 @@ TEST_F(OffloadOnDevice, UsersSeeTheSameValues) {
   }
 }
 
+// A gradient that is looked at between a step and the next backward, as one logs it: clipping is
+// still pending in it, and the GPU may still be reading it.
+std::vector<std::vector<double>> trained_with_a_look(const OffloadOptions& offload) {
+  std::vector<std::vector<double>> seen;
+  const auto rank = [&](Context& context) {
+    const testing::OneThread one_thread;
+    manual_seed(11);
+    ToyTransformer net;
+    ShardingOptions options = toy_options(Strategy::full_shard);
+    options.offload = offload;
+    ShardedModel model = fully_shard(net, context, options);
+    optim::AdamW optimizer(model.parameters(), {.lr = 0.1});
+    for (int step = 0; step < 2; ++step) {
+      const auto batch = testing::toy_batch(context.rank(), 1);
+      net.loss(batch.ids.to(context.device()), batch.targets.to(context.device())).backward();
+      (void)model.clip_grad_norm(1e-2);
+      optimizer.step();
+      for (const auto& parameter : model.parameters()) {
+        seen.push_back(parameter.tensor.grad().to_vector());
+      }
+      optimizer.zero_grad();
+    }
+    for (const auto& parameter : model.parameters()) seen.push_back(parameter.tensor.to_vector());
+  };
+  launch(1, rank, Device::cuda());
+  return seen;
+}
+
+TEST_F(OffloadOnDevice, AGradientMayBeLookedAtAfterItsStep) {
+  const auto expected = trained_with_a_look({});
+  for (const OffloadOptions& offload : placements()) {
+    EXPECT_EQ(trained_with_a_look(offload), expected) << placements_of(offload);
+  }
+}
+
 Tensor toy_loss_on(const ToyTransformer& net, Device device) {
   const auto batch = testing::toy_batch(0, 2);
   return net.loss(batch.ids.to(device), batch.targets.to(device));

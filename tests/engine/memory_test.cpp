@@ -189,6 +189,19 @@ TEST(MemoryPool, NoMoreIsHeldThanWasInUseAtOnce) {
   EXPECT_EQ(pool->stats().system_allocations, 3u);
 }
 
+// Batches of lengths that take turns.
+TEST(MemoryPool, WhatComesBackToItsPagesHoldsNoMoreEither) {
+  constexpr std::size_t bytes = std::size_t{4} << 20;
+  const auto pool = MemoryPool::create();
+  for (int turn = 0; turn < 3; ++turn) {
+    for (const std::size_t size : {2 * bytes, 3 * bytes}) {
+      (void)pool->allocate(size);
+      EXPECT_LE(pool->stats().held, 3 * bytes) << "turn " << turn;
+    }
+  }
+  EXPECT_EQ(pool->stats().system_allocations, 2u);
+}
+
 TEST(MemoryPool, OfOneSizeTheBlockFreedLastComesFirst) {
   const auto pool = MemoryPool::create();
   auto first = pool->allocate(5000);

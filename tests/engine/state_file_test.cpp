@@ -4,10 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstring>
 #include <numeric>
 #include <random>
 #include <span>
+#include <thread>
 #include <vector>
 
 #include "engine/memory.h"
@@ -120,6 +122,24 @@ TEST(StateFile, TensorsInItAreMapped) {
   std::vector<float> read(100);
   file->read(0, reinterpret_cast<std::byte*>(read.data()), 400);
   EXPECT_EQ(read, std::vector<float>(100, 1.5f));
+}
+
+// A save that reads the file while training goes on sees nothing that was written meanwhile.
+TEST(StateFile, WritersThroughAMappingWaitForThoseWhoHoldIt) {
+  const auto file =
+      std::make_shared<StateFile>(folder(true), "the masters", MemoryKind::parameters, file_bytes);
+  Tensor values = Tensor::view_of(Storage::in_file(file, 400), 0, {100}, float32);
+  std::shared_ptr<void> held = file->hold();
+  float seen = -1;
+  std::thread reader([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    file->read(0, reinterpret_cast<std::byte*>(&seen), sizeof seen);
+    held.reset();
+  });
+  values.copy_from(Tensor::full({100}, 1.5, float32, Device::cpu()));
+  reader.join();
+  EXPECT_EQ(seen, 0.0f);
+  EXPECT_EQ(values.to_vector(), std::vector<double>(100, 1.5));
 }
 
 TEST(StateFile, TakesNoMoreThanWasReserved) {

@@ -10,6 +10,7 @@
 
 #include "engine/recompute.h"
 #include "kernels/base/error.h"
+#include "sharding/shared_module.h"
 #include "sharding/strategy_bits.h"
 
 namespace tessera {
@@ -105,58 +106,14 @@ TEST(ActivationCheckpointing, MovesNoByteMore) {
   }
 }
 
-// Units that are called twice, tied and frozen parameters, a unit inside a unit, and a function of
-// the user's around two units.
-class PairImpl : public nn::Module {
- public:
-  PairImpl() {
-    first_ = register_module("first", testing::ToyBlock(0.1));
-    second_ = register_module("second", nn::Linear(testing::toy_width, testing::toy_width));
-  }
-  Tensor forward(const Tensor& x) const { return x + tanh(second_(first_(x))); }
-
- private:
-  testing::ToyBlock first_;
-  nn::Linear second_;
-};
-TESSERA_MODULE(Pair);
-
-class MixedNet : public nn::Module {
- public:
-  explicit MixedNet(bool again) : again_(again) {
-    tokens_ =
-        register_module("tokens", nn::Embedding(testing::toy_vocabulary, testing::toy_width, 0.3));
-    twice_ = register_module("twice", testing::ToyBlock(0.1));
-    frozen_ = register_module("frozen", testing::ToyBlock(0.1));
-    for (auto& parameter : frozen_->named_parameters()) parameter.tensor.set_requires_grad(false);
-    half_ = register_module("half", testing::ToyBlock(0.0));
-    half_->named_parameters()[2].tensor.set_requires_grad(false);
-    pair_ = register_module("pair", Pair(std::make_shared<PairImpl>()));
-  }
-  [[nodiscard]] Tensor loss(const Tensor& ids, const Tensor& targets) const {
-    Tensor x = twice_(tokens_(ids));
-    x = frozen_(x);
-    // Calls of one unit inside and outside of the function, and another's before and after.
-    const auto part = [this](const Tensor& in) { return half_(twice_(in)) * 0.5; };
-    x = x + (again_ ? recompute(part, x) : part(x));
-    x = half_(pair_(x));
-    return cross_entropy(linear(x, tokens_->weight()), targets);
-  }
-
- private:
-  bool again_;
-  nn::Embedding tokens_;
-  testing::ToyBlock twice_, frozen_, half_;
-  Pair pair_;
-};
-
 TEST(ActivationCheckpointing, UnitsThatAreSharedNestedTiedAndFrozenGiveTheBitsWithout) {
   const testing::TrainingCase what{.dropout = 0.1, .micro_batches = 2, .max_norm = 0.05};
   for (const int world : {1, 3}) {
     const auto train = [&](ShardingOptions options, bool again) {
-      options.wrap = WrapPolicy::transformer({"ToyBlock", "Pair"});
-      return testing::train_ranks(world, options, what,
-                                  [again](double) { return std::make_unique<MixedNet>(again); });
+      options.wrap = WrapPolicy::transformer({"ToyBlock", "SharedPair"});
+      return testing::train_ranks(world, options, what, [again](double) {
+        return std::make_unique<testing::SharedUnits>(again);
+      });
     };
     const auto expected = train(toy_options(Strategy::no_shard), false);
     for (const ShardingOptions& options : testing::all_strategies(world)) {
@@ -168,7 +125,7 @@ TEST(ActivationCheckpointing, UnitsThatAreSharedNestedTiedAndFrozenGiveTheBitsWi
 }
 
 TEST(ActivationCheckpointing, ChoosesTheOutermostOfThemEveryNth) {
-  MixedNet net(false);
+  testing::SharedUnits net(false);
   const auto chosen = [&](const WrapPolicy& wrap, std::vector<std::string> classes, int every) {
     ShardingOptions options = recomputing({.wrap = wrap});
     options.activation_checkpointing_cls = std::move(classes);
@@ -179,12 +136,12 @@ TEST(ActivationCheckpointing, ChoosesTheOutermostOfThemEveryNth) {
     return names;
   };
   using Names = std::vector<std::string>;
-  const WrapPolicy blocks = WrapPolicy::transformer({"ToyBlock", "Pair"});
+  const WrapPolicy blocks = WrapPolicy::transformer({"ToyBlock", "SharedPair"});
   EXPECT_EQ(chosen(blocks, {}, 1), (Names{"twice", "frozen", "half", "pair"}));
   EXPECT_EQ(chosen(blocks, {}, 2), (Names{"twice", "half"}));
-  EXPECT_EQ(chosen(WrapPolicy::none(), {"Linear", "Pair"}, 1).front(), "twice.attention.qkv");
-  EXPECT_EQ(chosen(WrapPolicy::none(), {"Linear", "Pair"}, 1).back(), "pair");
-  EXPECT_EQ(chosen(WrapPolicy::none(), {"Linear", "Pair"}, 1).size(), 3 * 4 + 1u);
+  EXPECT_EQ(chosen(WrapPolicy::none(), {"Linear", "SharedPair"}, 1).front(), "twice.attention.qkv");
+  EXPECT_EQ(chosen(WrapPolicy::none(), {"Linear", "SharedPair"}, 1).back(), "pair");
+  EXPECT_EQ(chosen(WrapPolicy::none(), {"Linear", "SharedPair"}, 1).size(), 3 * 4 + 1u);
 }
 
 TEST(ActivationCheckpointing, WhatCannotBeDoneIsRefusedByName) {

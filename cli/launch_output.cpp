@@ -1,0 +1,173 @@
+// Lines are put together by stream, so that those of two ranks never mix.
+#include "cli/launch_output.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <filesystem>
+#include <optional>
+
+#include "kernels/base/error.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr std::size_t longest_line = std::size_t{1} << 16;  // more is passed on in pieces
+
+// A terminal or a file that cannot take it loses it: the ranks go on.
+void write_fully(int file, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = ::write(file, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0 && errno == EAGAIN) {
+      pollfd full{file, POLLOUT, 0};
+      ::poll(&full, 1, -1);
+      continue;
+    }
+    if (written <= 0) return;
+    text.remove_prefix(static_cast<std::size_t>(written));
+  }
+}
+
+std::optional<int> small_number(std::string_view text) {
+  int value = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || stop != text.data() + text.size() || value < 0) return std::nullopt;
+  return value;
+}
+
+}  // namespace
+
+OutputOptions parse_tee(const std::string& text) {
+  OutputOptions options;
+  const auto check = [&](const std::optional<int>& value, int most) {
+    TESSERA_CHECK(value && *value <= most, ErrorCode::usage,
+                  "--tee {}: must be 1 (stdout), 2 (stderr), 3 (both) or 0, or a list by rank as "
+                  "0:1,1:2",
+                  text);
+    return *value;
+  };
+  std::string_view rest = text;
+  if (rest.find(':') == std::string_view::npos) {
+    options.every_rank = check(small_number(rest), 3);
+    return options;
+  }
+  for (bool more = true; more;) {
+    const std::size_t comma = rest.find(',');
+    const std::string_view item = rest.substr(0, comma);
+    const std::size_t colon = item.find(':');
+    check(colon == std::string_view::npos ? std::nullopt : std::optional(0), 0);
+    const int rank = check(small_number(item.substr(0, colon)), 4096);
+    options.streams[rank] = check(small_number(item.substr(colon + 1)), 3);
+    more = comma != std::string_view::npos;
+    if (more) rest.remove_prefix(comma + 1);
+  }
+  return options;
+}
+
+RankOutput::RankOutput(const OutputOptions& options, int ranks, bool append) {
+  const bool files = !options.folder.empty();
+  if (files) {
+    std::error_code error;
+    std::filesystem::create_directories(options.folder, error);
+    TESSERA_CHECK(!error, ErrorCode::configuration, "--log-dir {} cannot be made: {}",
+                  options.folder, error.message());
+  }
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (files) {
+      const std::string path = fmt::format("{}/rank-{}.log", options.folder, rank);
+      const int flags = O_WRONLY | O_CREAT | O_CLOEXEC | O_APPEND | (append ? 0 : O_TRUNC);
+      files_.emplace_back(::open(path.c_str(), flags, 0666));
+      TESSERA_CHECK(files_.back().get() >= 0, ErrorCode::configuration,
+                    "--log-dir: {} cannot be written: {}", path, describe_errno("open", errno));
+    }
+    for (const int number : {STDOUT_FILENO, STDERR_FILENO}) {
+      const bool printed = (options.of(rank) & number) != 0;
+      if (!files && !printed) continue;
+      int ends[2];
+      TESSERA_SYSTEM(::pipe2(ends, O_CLOEXEC));
+      Stream& stream = streams_.emplace_back();
+      stream.rank = rank;
+      stream.number = number;
+      stream.printed = printed;
+      stream.file = files ? rank : -1;
+      stream.ours = comm::FileDescriptor(ends[0]);
+      stream.theirs = comm::FileDescriptor(ends[1]);
+      ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
+    }
+  }
+}
+
+std::array<int, 2> RankOutput::ends_of(int rank) const {
+  std::array<int, 2> ends = {-1, -1};
+  for (const Stream& stream : streams_) {
+    if (stream.rank == rank) ends[stream.number == STDOUT_FILENO ? 0 : 1] = stream.theirs.get();
+  }
+  return ends;
+}
+
+void RankOutput::close_ends() {
+  for (Stream& stream : streams_) stream.theirs.reset();
+}
+
+std::vector<pollfd> RankOutput::waited_for() const {
+  std::vector<pollfd> descriptors;
+  for (const Stream& stream : streams_) {
+    if (stream.ours.get() >= 0) descriptors.push_back({stream.ours.get(), POLLIN, 0});
+  }
+  return descriptors;
+}
+
+void RankOutput::pass_on() {
+  for (Stream& stream : streams_) take(stream);
+}
+
+void RankOutput::finish() {
+  pass_on();
+  for (Stream& stream : streams_) {
+    lines(stream, true);
+    stream.ours.reset();
+  }
+}
+
+// A rank that prints without end must not keep the launcher from the others.
+void RankOutput::take(Stream& stream) {
+  constexpr int most_blocks = 16;
+  char block[16384];
+  for (int i = 0; i < most_blocks && stream.ours.get() >= 0; ++i) {
+    const ssize_t got = ::read(stream.ours.get(), block, sizeof block);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EAGAIN) return;
+    if (got <= 0) {
+      lines(stream, true);
+      stream.ours.reset();
+      return;
+    }
+    stream.line.append(block, static_cast<std::size_t>(got));
+    lines(stream, stream.line.size() > longest_line);
+  }
+}
+
+// Passes on the lines that have ended, or everything.
+void RankOutput::lines(Stream& stream, bool all) const {
+  std::size_t end = stream.line.rfind('\n');
+  end = all ? stream.line.size() : end == std::string::npos ? 0 : end + 1;
+  if (end == 0) return;
+  std::string text = stream.line.substr(0, end);
+  stream.line.erase(0, end);
+  if (text.back() != '\n') text += '\n';
+  if (stream.file >= 0) write_fully(files_[static_cast<std::size_t>(stream.file)].get(), text);
+  if (!stream.printed) return;
+  std::string numbered;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t stop = text.find('\n', begin) + 1;
+    numbered += fmt::format("[rank {}]: {}", stream.rank, text.substr(begin, stop - begin));
+    begin = stop;
+  }
+  write_fully(stream.number, numbered);
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,70 @@
+// What ranks print: whole lines, with the rank's number on the terminal and in a file for each.
+#pragma once
+
+#include <poll.h>
+
+#include <array>
+#include <deque>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sharding/comm/file_descriptor.h"
+
+namespace tessera::cli {
+
+struct OutputOptions {
+  std::string folder;          // of rank-N.log; empty: no files
+  std::map<int, int> streams;  // by rank, what is printed with its number: 1 stdout, 2 stderr, 3
+  int every_rank = 0;          // the same of ranks that are not named
+
+  [[nodiscard]] int of(int rank) const {
+    const auto found = streams.find(rank);
+    return found == streams.end() ? every_rank : found->second;
+  }
+};
+
+// torchrun's spelling: "3" for every rank, "0:1,1:2" by rank. Error(usage) for anything else.
+OutputOptions parse_tee(const std::string& text);
+
+// The pipes between ranks and the launcher. Without files and numbers there are none: the ranks
+// have the launcher's own output.
+class RankOutput {
+ public:
+  // `append`: behind what the ranks wrote before a restart. Throws Error(configuration) when a file
+  // cannot be written.
+  RankOutput(const OutputOptions& options, int ranks, bool append);
+  RankOutput(const RankOutput&) = delete;
+  RankOutput& operator=(const RankOutput&) = delete;
+
+  // What a rank has as stdout and stderr; -1: the launcher's.
+  [[nodiscard]] std::array<int, 2> ends_of(int rank) const;
+  // The ranks have theirs.
+  void close_ends();
+
+  // To be waited for.
+  [[nodiscard]] std::vector<pollfd> waited_for() const;
+  // Passes on what has come; does not wait.
+  void pass_on();
+  // And what ended without a line's end.
+  void finish();
+
+ private:
+  struct Stream {
+    int rank = 0;
+    int number = 1;        // stdout or stderr
+    bool printed = false;  // with the rank's number
+    int file = -1;         // of files_
+    comm::FileDescriptor ours, theirs;
+    std::string line;  // that has not ended yet
+  };
+
+  void take(Stream& stream);
+  void lines(Stream& stream, bool all) const;
+
+  std::deque<Stream> streams_;
+  std::vector<comm::FileDescriptor> files_;
+};
+
+}  // namespace tessera::cli
