@@ -31,7 +31,7 @@ std::string joined(const Tokens& tokens) {
 }
 
 DecoderStep byte_level_decoder(const json&, const std::string&) {
-  return [](Tokens tokens) {
+  return [](const Tokens& tokens) {
     std::string bytes;
     for (const std::string& token : tokens) bytes += byte_alphabet().read(token).value_or(token);
     std::string copy;
@@ -213,7 +213,10 @@ Decoder::Decoder(const json& object, const std::string& source) {
 std::string Decoder::decode(std::vector<std::string> tokens) const {
   if (steps_.empty()) {
     std::string text;
-    for (const std::string& token : tokens) text += (&token == tokens.data() ? "" : " ") + token;
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      if (i > 0) text += ' ';
+      text += tokens[i];
+    }
     return text;
   }
   for (const DecoderStep& step : steps_) tokens = step(std::move(tokens));
