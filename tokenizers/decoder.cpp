@@ -59,7 +59,7 @@ DecoderStep word_piece_decoder(const json& object, const std::string& source) {
       if (i > 0 && token.starts_with(prefix)) {
         token.erase(0, prefix.size());
       } else if (i > 0) {
-        token.insert(0, " ");
+        token.insert(token.begin(), ' ');
       }
       for (std::size_t k = 0; cleanup && k < tidy.size(); ++k) {
         replace_every(token, tidy[k].first, tidy[k].second);
