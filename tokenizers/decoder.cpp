@@ -18,10 +18,16 @@ using nlohmann::json;
 using Tokens = std::vector<std::string>;
 
 void replace_every(std::string& text, std::string_view from, std::string_view to) {
-  for (std::size_t at = text.find(from); at != std::string::npos;
-       at = text.find(from, at + to.size())) {
-    text.replace(at, from.size(), to);
+  std::string out;
+  std::size_t kept = 0;
+  for (std::size_t at = text.find(from); at != std::string::npos; at = text.find(from, kept)) {
+    out.append(text, kept, at - kept);
+    out.append(to);
+    kept = at + from.size();
   }
+  if (kept == 0) return;
+  out.append(text, kept);
+  text = std::move(out);
 }
 
 std::string joined(const Tokens& tokens) {
