@@ -23,6 +23,7 @@
 #include "cli/recipe.h"
 #include "kernels/base/error.h"
 #include "models/registry.h"
+#include "tokenizers/load.h"
 
 namespace tessera::fuzz {
 
@@ -169,6 +170,22 @@ void run_config(std::string_view bytes) {
   }
 }
 
+// Loads, encodes and decodes.
+void run_tokenizer(std::string_view bytes) {
+  static const ScratchFolder folder;
+  File file = File::create_or_truncate(folder.path() / "tokenizer.json");
+  file.write_at(0, bytes.data(), bytes.size());
+  file.close();
+  const auto tokenizer = tokenizers::load_tokenizer(folder.path() / "tokenizer.json");
+  const std::vector<std::int32_t> ids =
+      tokenizer->encode("The \xff queen's 3rd  \u00c9a\u0301\n\n\u4e2d<s>");
+  for (const std::int32_t id : ids) {
+    if (id < 0 || id >= tokenizer->vocabulary_size()) __builtin_trap();
+  }
+  (void)tokenizer->encode_sequence("x", 100);
+  (void)tokenizer->decode(ids);
+}
+
 // Refusals are what a parser is for.
 template <void (*parse)(std::string_view)>
 void tolerant(std::string_view bytes) {
@@ -191,6 +208,7 @@ const std::vector<FuzzTarget>& fuzz_targets() {
       {"manifest", tolerant<run_manifest>},
       {"recipe", tolerant<run_recipe>},
       {"config", tolerant<run_config>},
+      {"tokenizer", tolerant<run_tokenizer>},
   };
   return targets;
 }
