@@ -64,6 +64,28 @@ TEST(FindLatest, FallsBackAndSaysWhy) {
   EXPECT_TRUE(has(error_of([&] { find_latest_alone(folder.path()); }), "is intact: step-3"));
 }
 
+TEST(FindLatest, OfTheModelAloneTheOptimizerMayBeDamaged) {
+  TemporaryFolder folder;
+  for (const int step : {1, 2}) save_version(folder.path(), step);
+  const auto found_by = [&](LoadParts parts) {
+    std::int64_t step = 0;
+    comm::run_local(2, [&](const auto& communicator) {
+      const auto found = find_latest(*communicator, folder.path(), {}, parts);
+      if (communicator->rank() == 0) step = found->step;
+    });
+    return step;
+  };
+  std::string whole = read_all(folder.path() / "step-2/optimizer.safetensors");
+  whole.back() ^= 1;
+  write_all(folder.path() / "step-2/optimizer.safetensors", whole);
+  EXPECT_EQ(found_by(LoadParts::everything), 1);
+  EXPECT_EQ(found_by(LoadParts::model_only), 2);
+  fs::remove(folder.path() / "step-2/optimizer.safetensors");
+  EXPECT_EQ(found_by(LoadParts::model_only), 2);
+  spoil(folder.path() / "step-2");
+  EXPECT_EQ(found_by(LoadParts::model_only), 1);
+}
+
 TEST(FindLatest, LatestIsOnlyAHint) {
   TemporaryFolder folder;
   save_version(folder.path(), 1);
