@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <optional>
+#include <thread>
 
 #include "checkpoint/support.h"
 
@@ -174,13 +176,29 @@ TEST(Leftovers, OfDeadSavesAreCleared) {
             (std::vector<std::string>{".lock", "latest", "step-1", "step-7.partial-mine"}));
 }
 
-TEST(Lock, ASecondSaveIsRefused) {
+TEST(Lock, ASecondSaveWaitsForTheFirst) {
+  TemporaryFolder folder;
+  save_version(folder.path(), 1);
+  std::optional<PendingStep> pending;
+  pending.emplace(folder.path(), 2, "0123456789abcdef", 1);
+  std::thread first([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    EXPECT_FALSE(fs::exists(folder.path() / "step-3"));
+    pending.reset();
+  });
+  save_version(folder.path(), 3, {}, 2);
+  first.join();
+  EXPECT_EQ(find_latest_alone(folder.path())->step, 3);
+}
+
+TEST(Lock, ASecondSaveIsRefusedInTheEnd) {
   TemporaryFolder folder;
   save_version(folder.path(), 1);
   {
     PendingStep pending(folder.path(), 2, "0123456789abcdef", 1);
     for (const int world : {1, 2}) {
-      const std::string text = error_of([&] { save_version(folder.path(), 3, {}, world); });
+      const SaveOptions options{.stall_timeout = std::chrono::milliseconds(150)};
+      const std::string text = error_of([&] { save_version(folder.path(), 3, options, world); });
       EXPECT_TRUE(has(text, "another run is saving into"));
     }
     // The refused save has left the other's work alone.
