@@ -362,8 +362,10 @@ class StepDestination final : public Destination {
   StepDestination(fs::path dir, std::int64_t step, std::string save_id, const SaveOptions& options)
       : dir_(std::move(dir)), step_(step), save_id_(std::move(save_id)), options_(options) {}
   void prepare(std::uint64_t needed_bytes) override {
-    // As long as the disk has for a call: another run's save is as slow as that.
-    pending_.emplace(dir_, step_, save_id_, needed_bytes, options_.line, options_.stall_timeout);
+    // Another run's save takes as long as its disk; the lock of one that died is gone.
+    const bool for_ever = options_.stall_timeout.count() == 0;
+    pending_.emplace(dir_, step_, save_id_, needed_bytes, options_.line,
+                     for_ever ? std::chrono::hours(24) : options_.stall_timeout);
   }
   std::string commit(Manifest manifest) override {
     manifest.lineage = pending_->lineage();

@@ -65,9 +65,12 @@ std::uint64_t header_bytes_to(const fs::path& path, int depth) {
   std::error_code error;
   if (!fs::is_directory(path, error)) return header_bytes_of_file(path);
   std::uint64_t bytes = 0;
-  for (const std::string& name : names_in_folder(path)) {
-    const bool is_folder = fs::is_directory(path / name, error);
-    if (!is_folder || depth > 0) bytes += header_bytes_to(path / name, depth - 1);
+  // What cannot be listed may be nothing of the checkpoint's.
+  for (fs::directory_iterator entry(path, error), end; !error && entry != end;
+       entry.increment(error)) {
+    std::error_code of_entry;
+    const bool is_folder = entry->is_directory(of_entry);
+    if (!is_folder || depth > 0) bytes += header_bytes_to(entry->path(), depth - 1);
   }
   return bytes;
 }
