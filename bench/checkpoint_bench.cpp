@@ -144,7 +144,8 @@ int main(int argc, char** argv) {
   const auto stall = [&] {
     std::vector<checkpoint::Snapshot> snapshots(static_cast<std::size_t>(world));
     const auto take = [&](comm::Communicator& communicator, State& state) {
-      (void)snapshots[static_cast<std::size_t>(communicator.rank())].take(state, Device::cpu());
+      (void)snapshots[static_cast<std::size_t>(communicator.rank())].take(state, Device::cpu(),
+                                                                          DType::float32);
     };
     return on_ranks(world, elements, take, take);  // the first one makes the memory
   };

@@ -82,6 +82,11 @@ struct Found {
   std::vector<std::string> others;  // a line for each other run that has steps in DIR
 };
 
+enum class LoadParts : std::uint8_t {
+  everything,
+  model_only
+};  // model_only ignores the optimizer's tensors
+
 // Which run of a folder is looked at.
 struct Search {
   std::string launch = {};  // the one that this launch saved last; empty: the one saved last
@@ -91,9 +96,11 @@ struct Search {
 // with every commit in DIR, never by time), then of the run that it came from; or none when DIR has
 // no such run. A run whose steps are all damaged is an Error(checkpoint) with the reasons; so is a
 // step that cannot be read (EACCES, EIO, ESTALE ...), since that says nothing about what is stored.
+// With model_only, damage in the optimizer's files alone passes nothing over: nobody reads them.
 // Collective: rank 0 looks, the ranks share the verification, all agree.
 std::optional<Found> find_latest(comm::Communicator& communicator, const std::string& dir,
-                                 const Search& search = {});
+                                 const Search& search = {},
+                                 LoadParts parts = LoadParts::everything);
 
 // Every file present, of its size, every chunk's checksum right. Throws Error(checkpoint) naming
 // file, offset and tensor.
@@ -105,10 +112,6 @@ Scalars read_scalars(const std::string& step_folder);
 // Collective. Fills the pieces of `state` (names, shapes and pieces given; scalars are filled) from
 // a step folder of any world size and either type. Missing, unexpected and mis-shaped tensors are
 // one Error(checkpoint) that lists them. Bytes that are read are verified.
-enum class LoadParts : std::uint8_t {
-  everything,
-  model_only
-};  // model_only ignores the optimizer's tensors
 void load(comm::Communicator& communicator, const std::string& step_folder, State& state,
           LoadParts parts = LoadParts::everything);
 

@@ -145,13 +145,14 @@ std::vector<std::string> recover_for_reading(const fs::path& dir) {
 }
 
 PendingStep::PendingStep(const fs::path& dir, std::int64_t step, const std::string& save_id,
-                         std::uint64_t needed_bytes, const Line& line)
+                         std::uint64_t needed_bytes, const Line& line,
+                         std::chrono::milliseconds patience)
     : dir_(dir), partial_(dir / partial_name(step, save_id)) {
   saved_.step = step;
   saved_.path = dir / step_name(step);
   saved_.save_id = save_id;
   create_folders(dir_);
-  lock_.emplace(dir_);
+  lock_.emplace(dir_, patience);
   if (!lock_->warning().empty()) warnings_.push_back(lock_->warning());
   std::error_code error;
   TESSERA_CHECK(!fs::exists(fs::symlink_status(saved_.path, error)) ||

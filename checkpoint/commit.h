@@ -1,6 +1,7 @@
 // The folder of checkpoints: step folders by name, and the commit of a new step. Rank 0's work.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -36,10 +37,12 @@ std::vector<std::string> recover_for_reading(const std::filesystem::path& dir);
 // committed.
 class PendingStep {
  public:
-  // Creates DIR, takes the lock (another save into DIR is an Error), settles what dead saves left,
-  // checks that `needed_bytes` are free, creates the partial folder.
+  // Creates DIR, takes the lock (another save into DIR is waited for as long as `patience`, and
+  // then an Error), settles what dead saves left, checks that `needed_bytes` are free, creates the
+  // partial folder.
   PendingStep(const std::filesystem::path& dir, std::int64_t step, const std::string& save_id,
-              std::uint64_t needed_bytes, const Line& line = {});
+              std::uint64_t needed_bytes, const Line& line = {},
+              std::chrono::milliseconds patience = {});
   ~PendingStep();
   PendingStep(const PendingStep&) = delete;
   PendingStep& operator=(const PendingStep&) = delete;

@@ -10,6 +10,7 @@
 #include <map>
 #include <utility>
 
+#include "checkpoint/convert/header_bytes.h"
 #include "checkpoint/convert/plan.h"
 #include "checkpoint/convert/stream.h"
 #include "checkpoint/convert/target.h"
@@ -151,6 +152,12 @@ ConvertReport convert(const fs::path& source_path, const fs::path& target_path,
   const formats::Format& from = formats::recognise(path);
   check_apart(path, target_path);
   const Stamps before = stamps_of(path);
+  const std::uint64_t headers = header_bytes(path);
+  TESSERA_CHECK(
+      headers <= options.max_memory, ErrorCode::out_of_memory,
+      "--max-memory: the headers of '{}' have {} bytes, more than the {} that are allowed; "
+      "allow several times as much as they have",
+      path.string(), headers, options.max_memory);
   const auto source = from.open(path);
   const bool is_step =
       from.name == std::string_view("full") || from.name == std::string_view("sharded");

@@ -7,10 +7,12 @@
 #include <array>
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 #include <string_view>
 #include <utility>
 
 #include "checkpoint/file.h"
+#include "checkpoint/folder_lock.h"
 #include "checkpoint/writer.h"
 #include "kernels/base/error.h"
 
@@ -35,8 +37,6 @@ constexpr std::array<std::string_view, 13> model_file_names = {"tokenizer.json",
                                                                "preprocessor_config.json"};
 // The largest tokenizers have some tens of megabytes.
 constexpr std::uint64_t model_file_limit = std::uint64_t{256} << 20;
-
-constexpr std::string_view partial_mark = ".partial-";
 
 // The folder of a module as Sentence Transformers names it: "1_Pooling".
 bool is_module_folder(const std::string& name) {
@@ -66,7 +66,7 @@ class ExportDestination final : public Destination {
     check_export_folder(folder_);
     const fs::path above = folder_.parent_path().empty() ? fs::path(".") : folder_.parent_path();
     create_folders(above);
-    remove_leftovers(above);
+    (void)clear_partials(folder_);
     const std::uint64_t available = free_bytes(above);
     TESSERA_CHECK(needed_bytes <= available, ErrorCode::checkpoint,
                   "the export needs {} bytes, '{}' has {} free; free some space or choose another "
@@ -74,19 +74,25 @@ class ExportDestination final : public Destination {
                   needed_bytes, above.string(), available);
     create_folder(partial_);
     owns_partial_ = true;
+    lock_ = LockedFolder::try_lock(partial_);
   }
 
   std::string commit(Manifest) override {
     sync_folder(partial_);
+    check_export_folder(folder_);  // again: what came there meanwhile is not the export's to remove
+    const fs::path above = folder_.parent_path().empty() ? fs::path(".") : folder_.parent_path();
     std::error_code error;
     if (fs::is_directory(fs::symlink_status(folder_, error))) {
       owns_partial_ = false;
-      remove_tree(exchange_folders(partial_, folder_, fs::path(partial_.string() + ".old")));
+      const fs::path old =
+          exchange_folders(partial_, folder_, fs::path(partial_.string() + ".old"));
+      sync_folder(above);
+      remove_tree(old);
       return {};
     }
     rename_path(partial_, folder_);
     owns_partial_ = false;
-    sync_folder(folder_.parent_path().empty() ? fs::path(".") : folder_.parent_path());
+    sync_folder(above);
     return {};
   }
 
@@ -101,23 +107,11 @@ class ExportDestination final : public Destination {
   }
 
  private:
-  void remove_leftovers(const fs::path& above) const;
-
   fs::path folder_;
   fs::path partial_;
   bool owns_partial_ = false;
+  std::optional<LockedFolder> lock_;  // so that another export tells it from a dead one's
 };
-
-// What exports that died have left.
-void ExportDestination::remove_leftovers(const fs::path& above) const {
-  const std::string start = folder_.filename().string() + std::string(partial_mark);
-  std::error_code error;
-  for (fs::directory_iterator entry(above, error), end; !error && entry != end;
-       entry.increment(error)) {
-    const std::string name = entry->path().filename();
-    if (name.starts_with(start)) remove_tree(entry->path());
-  }
-}
 
 // "out/" and "out" are one folder.
 fs::path without_slash(const std::string& folder) {
@@ -157,9 +151,7 @@ void export_model(comm::Communicator& communicator, const std::string& folder,
   job.options.max_file_size = options.max_file_size;
   job.options.stall_timeout = options.stall_timeout;
   job.with_optimizer = false;
-  job.partial = [target](const std::string& id) {
-    return fs::path(target.string() + std::string(partial_mark) + id);
-  };
+  job.partial = [target](const std::string& id) { return partial_beside(target, id); };
   job.destination = [target, partial = job.partial](const std::string& id) {
     return std::make_unique<ExportDestination>(target, partial(id));
   };

@@ -1,5 +1,7 @@
-// Weights from a plain Hugging Face folder: one model.safetensors, or numbered files with an index
-// that is believed only as far as the files bear it out.
+// Opening a plain Hugging Face folder: one model.safetensors, or numbered files with an index that
+// is believed only as far as the files bear it out.
+#include "checkpoint/hugging_face.h"
+
 #include <fmt/format.h>
 #include <algorithm>
 #include <map>
@@ -9,13 +11,9 @@
 #include <set>
 #include <utility>
 
-#include "checkpoint/checkpoint.h"
-#include "checkpoint/failure.h"
-#include "checkpoint/hugging_face.h"
 #include "checkpoint/json.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
-#include "checkpoint/transfer.h"
 #include "kernels/base/error.h"
 
 namespace tessera::checkpoint {
@@ -93,41 +91,7 @@ void open_indexed(const fs::path& folder, HuggingFaceFolder& opened) {
                 *index.total_bytes, total);
 }
 
-std::string list_names(const std::vector<std::string>& names) {
-  return names.size() == 1 ? fmt::format("'{}'", names.front())
-                           : fmt::format("any of '{}'", fmt::join(names, "', '"));
-}
-
-void read_pieces(LogicalTensor& tensor, const SafetensorsFile& file, const TensorEntry& entry,
-                 Staging& staging) {
-  const DType stored = *entry.stored->dtype;
-  for (const Piece& piece : tensor.pieces) {
-    const std::uint64_t first = static_cast<std::uint64_t>(piece.first) * size_of(stored);
-    const auto get = [&](std::uint64_t offset, void* data, std::size_t bytes) {
-      file.read(entry, first + offset, data, bytes);
-    };
-    if (piece.file) {
-      staging.load(piece.file, piece.count, stored, tensor.dtype, get);
-    } else {
-      staging.load(piece.data, piece.device, piece.count, stored, tensor.dtype, get);
-    }
-  }
-}
-
 }  // namespace
-
-bool matches_name(std::string_view pattern, std::string_view name) {
-  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
-  std::size_t at = 0;
-  for (std::size_t i = 0; i < pattern.size(); ++i) {
-    if (at == name.size() || (pattern[i] == '#' ? !is_digit(name[at]) : pattern[i] != name[at])) {
-      return false;
-    }
-    ++at;
-    while (pattern[i] == '#' && at < name.size() && is_digit(name[at])) ++at;
-  }
-  return at == name.size();
-}
 
 const SafetensorsFile& HuggingFaceFolder::add(const fs::path& path) {
   files.push_back(std::make_unique<SafetensorsFile>(path));
@@ -151,50 +115,6 @@ HuggingFaceFolder open_hugging_face(const fs::path& folder) {
     open_indexed(folder, opened);
   }
   return opened;
-}
-
-void load_hugging_face(const std::string& folder, std::vector<LogicalTensor>& tensors,
-                       const std::vector<std::string>& ignored,
-                       std::vector<std::string> (*rename)(const std::string& name)) {
-  const HuggingFaceFolder opened = open_hugging_face(folder);
-  std::vector<std::string> problems;
-  std::vector<std::pair<const SafetensorsFile*, const TensorEntry*>> sources;
-  std::set<std::string> used;
-  for (const LogicalTensor& tensor : tensors) {
-    const auto names = rename != nullptr ? rename(tensor.name) : std::vector{tensor.name};
-    auto it = opened.tensors.end();
-    for (const std::string& name : names) {
-      if ((it = opened.tensors.find(name)) != opened.tensors.end()) break;
-    }
-    if (it == opened.tensors.end()) {
-      problems.push_back(fmt::format("missing tensor {}", list_names(names)));
-      continue;
-    }
-    const TensorEntry& entry = *it->second.second;
-    used.insert(entry.name);
-    sources.push_back(it->second);
-    if (entry.shape != tensor.shape) {
-      problems.push_back(fmt::format("tensor '{}' has shape {}, wanted {}", entry.name,
-                                     describe_shape(entry.shape), describe_shape(tensor.shape)));
-    } else if (!entry.stored->dtype || !can_convert(*entry.stored->dtype, tensor.dtype)) {
-      problems.push_back(fmt::format("tensor '{}' is {}, wanted {}", entry.name, entry.stored->name,
-                                     name_of(tensor.dtype)));
-    }
-  }
-  for (const auto& present : opened.tensors) {
-    const std::string& name = present.first;
-    const bool known = used.contains(name) ||
-                       std::any_of(ignored.begin(), ignored.end(),
-                                   [&](const std::string& p) { return matches_name(p, name); });
-    if (!known) problems.push_back(fmt::format("unexpected tensor '{}'", name));
-  }
-  TESSERA_CHECK(problems.empty(), ErrorCode::checkpoint,
-                "the weights in '{}' do not fit the model: {}; check the folder's config.json",
-                folder, join_some(problems));
-  Staging staging;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    read_pieces(tensors[i], *sources[i].first, *sources[i].second, staging);
-  }
 }
 
 }  // namespace tessera::checkpoint

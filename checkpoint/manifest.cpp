@@ -61,7 +61,7 @@ FileRecord file_from_json(const std::string& name, const json& in) {
   const auto hex = in.at("xxh3").get<std::string>();
   if (in.contains("cuts")) file.cuts = in.at("cuts").get<std::vector<std::uint64_t>>();
   const std::size_t chunks = ChunkMap(file.bytes, file.chunk_bytes, file.cuts).count();
-  TESSERA_CHECK(hex.size() == chunks * 16, ErrorCode::checkpoint,
+  TESSERA_CHECK(hex.size() % 16 == 0 && hex.size() / 16 == chunks, ErrorCode::checkpoint,
                 "'{}' has {} hexadecimal digits of checksums for {} chunks", name, hex.size(),
                 chunks);
   file.chunks.reserve(static_cast<std::size_t>(chunks));
@@ -259,8 +259,17 @@ bool is_hex_id(std::string_view text) {
 }
 
 bool is_plain_name(const std::string& name) {
-  return !name.empty() && name != "." && name != ".." &&
-         name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
+  if (name.empty() || name == "." || name == "..") return false;
+  for (std::size_t i = 0; i < name.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(name[i]);
+    const auto next = static_cast<unsigned char>(i + 1 < name.size() ? name[i + 1] : 0);
+    // By a control character, of ASCII or of Latin-1, a name could write over what a terminal
+    // shows.
+    const bool is_control =
+        byte < 0x20 || byte == 0x7f || (byte == 0xc2 && next >= 0x80 && next < 0xa0);
+    if (is_control || byte == '/' || byte == '\\') return false;
+  }
+  return true;
 }
 
 bool is_member_name(const std::string& name) {

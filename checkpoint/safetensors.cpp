@@ -39,13 +39,16 @@ std::string SafetensorsHeader::describe_range(std::uint64_t begin, std::uint64_t
 }
 
 std::int64_t element_count(const std::vector<std::int64_t>& shape, std::string_view what) {
-  std::int64_t count = 1;
+  bool is_empty = false;
+  std::int64_t count = 1;  // without the zeros: strides have to be numbers whatever lies between
   for (const std::int64_t dimension : shape) {
-    TESSERA_CHECK(dimension >= 0 && !__builtin_mul_overflow(count, dimension, &count),
-                  ErrorCode::checkpoint, "{}: shape {} has no such number of elements", what,
-                  describe_shape(shape));
+    is_empty = is_empty || dimension == 0;
+    TESSERA_CHECK(
+        dimension >= 0 && (dimension == 0 || !__builtin_mul_overflow(count, dimension, &count)),
+        ErrorCode::checkpoint, "{}: shape {} has no such number of elements", what,
+        describe_shape(shape));
   }
-  return count;
+  return is_empty ? 0 : count;
 }
 
 std::string describe_shape(const std::vector<std::int64_t>& shape) {

@@ -170,12 +170,12 @@ Start look(const fs::path& dir, const std::string& from) {
 }  // namespace
 
 std::optional<Found> find_latest(comm::Communicator& communicator, const std::string& dir,
-                                 const Search& search) {
+                                 const Search& search, LoadParts parts) {
   return walk(
       communicator, dir, search, [] {},
       [&](const std::string& path) {
         verify_share(path, static_cast<std::size_t>(communicator.rank()),
-                     static_cast<std::size_t>(communicator.size()));
+                     static_cast<std::size_t>(communicator.size()), parts);
       });
 }
 

@@ -18,15 +18,16 @@ class Snapshot {
   // What such a state takes: all of its pieces but those in files, which stay there.
   static std::size_t bytes_of(const State& state);
 
-  // Makes the memory on the calling thread: from its pool, counted as `other`, unless it belongs to
-  // a GPU. Does nothing when there is enough.
+  // Makes the memory on the calling thread, counted by its pool as `other`, of a GPU as the host's.
+  // Does nothing when there is enough.
   void reserve(const State& state, Device device);
 
-  // The same tensors and scalars, whose pieces lie in this memory. On the CPU the values are there
-  // when it returns. On a GPU the copies are in the calling thread's current queue, before what is
-  // put there from now on, and await() waits for them. Pieces in files are not copied: until
-  // release(), whoever would write into these files waits (StateFile::Hold).
-  State take(const State& state, Device device);
+  // The same tensors and scalars, whose pieces lie in this memory, those of the model's floating
+  // tensors as `model_dtype`, the file's, where that is smaller and they lie on the CPU. On the CPU
+  // the values are there when it returns. On a GPU the copies are in the calling thread's current
+  // queue, before what is put there from now on, and await() waits for them. Pieces in files are
+  // not copied: until release(), whoever would write into these files waits (StateFile::Hold).
+  State take(const State& state, Device device, DType model_dtype);
 
   // Any thread.
   void await() const;

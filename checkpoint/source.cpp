@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "kernels/base/error.h"
@@ -87,10 +88,18 @@ Catalogue read_catalogue(const fs::path& folder, const Manifest& manifest, const
   return catalogue;
 }
 
-void verify_share(const fs::path& folder, std::size_t share, std::size_t shares) {
+void verify_share(const fs::path& folder, std::size_t share, std::size_t shares, LoadParts parts) {
   const Manifest manifest = read_manifest(folder);
+  std::vector<const Section*> sections = {&manifest.model};
+  std::set<std::string> left_out;
+  if (parts == LoadParts::everything) {
+    sections.push_back(&manifest.optimizer);
+  } else {
+    left_out = {manifest.optimizer.files.begin(), manifest.optimizer.files.end()};
+  }
   std::size_t running = 0;
   for (const FileRecord& record : manifest.files) {
+    if (left_out.contains(record.name)) continue;
     VerifiedFile file(folder, record);
     if (is_safetensors(record.name)) file.set_describe(describe_by_header(file.path()));
     for (std::size_t chunk = 0; chunk < record.chunks.size(); ++chunk, ++running) {
@@ -98,7 +107,7 @@ void verify_share(const fs::path& folder, std::size_t share, std::size_t shares)
     }
   }
   if (share != 0) return;
-  for (const Section* section : {&manifest.model, &manifest.optimizer}) {
+  for (const Section* section : sections) {
     for (std::size_t i = 0; i < section->files.size(); ++i) {
       const VerifiedTensors file(folder, manifest.file(section->files[i]));
       if (manifest.type == StateDictType::full) continue;

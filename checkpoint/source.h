@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/checksum.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
@@ -45,8 +46,9 @@ using Catalogue = std::map<std::string, StoredTensor>;
 Catalogue read_catalogue(const std::filesystem::path& folder, const Manifest& manifest,
                          const Section& section);
 
-// Verifies every chunk whose running number is `share` modulo `shares`, and with share 0 the
-// headers against the manifest as well.
-void verify_share(const std::filesystem::path& folder, std::size_t share, std::size_t shares);
+// Verifies every chunk of the parts whose running number is `share` modulo `shares`, and with share
+// 0 the headers against the manifest as well.
+void verify_share(const std::filesystem::path& folder, std::size_t share, std::size_t shares,
+                  LoadParts parts = LoadParts::everything);
 
 }  // namespace tessera::checkpoint

@@ -62,10 +62,13 @@ RankPieces runs_from_json(const json& in) {
   return pieces;
 }
 
-std::string tensors_fingerprint(const std::vector<LogicalTensor>& tensors) {
+// Of what the files will hold: in memory a rank may have its part in the file's dtype already.
+std::string tensors_fingerprint(const std::vector<LogicalTensor>& tensors,
+                                std::optional<DType> floating) {
   json list = json::array();
   for (const LogicalTensor& tensor : tensors) {
-    list.push_back({tensor.name, name_of(tensor.dtype), tensor.shape});
+    const DType dtype = floating && is_floating(tensor.dtype) ? *floating : tensor.dtype;
+    list.push_back({tensor.name, name_of(dtype), tensor.shape});
   }
   return to_hex(checksum(list.dump()));
 }
@@ -191,8 +194,8 @@ std::string Save::describe_own_state() {
                        {"options", fmt::format("{} {} {} {}", static_cast<int>(options.type),
                                                name_of(options.model_dtype), options.keep,
                                                options.max_file_size)},
-                       {"model tensors", tensors_fingerprint(state.model)},
-                       {"optimizer tensors", tensors_fingerprint(state.optimizer)},
+                       {"model tensors", tensors_fingerprint(state.model, options.model_dtype)},
+                       {"optimizer tensors", tensors_fingerprint(state.optimizer, {})},
                        {"scalars", to_hex(checksum(json_of(state.scalars).dump()))}}},
                      {"model", runs_to_json(pieces.model)},
                      {"optimizer", runs_to_json(pieces.optimizer)}});
@@ -374,7 +377,10 @@ class StepDestination final : public Destination {
   StepDestination(fs::path dir, std::int64_t step, std::string save_id, const SaveOptions& options)
       : dir_(std::move(dir)), step_(step), save_id_(std::move(save_id)), options_(options) {}
   void prepare(std::uint64_t needed_bytes) override {
-    pending_.emplace(dir_, step_, save_id_, needed_bytes, options_.line);
+    // Another run's save takes as long as its disk; the lock of one that died is gone.
+    const bool for_ever = options_.stall_timeout.count() == 0;
+    pending_.emplace(dir_, step_, save_id_, needed_bytes, options_.line,
+                     for_ever ? std::chrono::hours(24) : options_.stall_timeout);
   }
   std::string commit(Manifest manifest) override {
     manifest.lineage = pending_->lineage();

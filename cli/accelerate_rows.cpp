@@ -30,7 +30,7 @@ void note(Config& config, const Entry& entry, std::string_view text) {
   config.notes.push_back(fmt::format("{}: {}: {}", entry.where, said(entry), text));
 }
 
-Row setting(std::string group, std::string name, std::string recipe_key, std::string help,
+Row setting(std::string group, std::string name, const std::string& recipe_key, std::string help,
             Examples taken, std::vector<std::string> refused) {
   Row row{.group = std::move(group),
           .name = std::move(name),

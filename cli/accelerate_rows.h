@@ -24,7 +24,7 @@ void set(Config& config, const Entry& entry, const std::string& recipe_key, Yaml
 void note(Config& config, const Entry& entry, std::string_view text);
 
 // A key whose value is one of the recipe's.
-Row setting(std::string group, std::string name, std::string recipe_key, std::string help,
+Row setting(std::string group, std::string name, const std::string& recipe_key, std::string help,
             Examples taken, std::vector<std::string> refused = {});
 // A key that is so here whatever a file says; a file that says otherwise is told.
 Row holds_always(std::string group, std::string name, bool so, std::string help);

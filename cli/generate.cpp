@@ -3,99 +3,177 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include <cmath>
+#include <chrono>
 #include <cstdio>
+#include <fstream>
+#include <iostream>
 #include <memory>
 #include <optional>
 #include <utility>
 
-#include "checkpoint/checkpoint.h"
 #include "checkpoint/safetensors.h"
 #include "cli/subcommands.h"
 #include "engine/autograd.h"
 #include "engine/backend.h"
 #include "engine/data/tokenizer.h"
 #include "kernels/base/error.h"
+#include "models/config_file.h"
 #include "models/generate.h"
-#include "models/registry.h"
-#include "sharding/comm/world.h"
+#include "models/load.h"
 
 namespace tessera::cli {
 namespace {
 
-namespace fs = std::filesystem;
+using Ids = std::vector<std::int64_t>;
 
 struct GenerateCommand {
   std::string folder;
   std::string prompt;
-  std::vector<std::int64_t> prompt_ids;
+  Ids prompt_ids;
+  std::string prompts_file;
   models::GenerateOptions options;
+  bool ignore_eos = false;
+  bool chat = false;
+  bool stats = false;
   std::string logits_file;
+  std::string dtype = "fp32";
   std::string device = "auto";
 
-  [[nodiscard]] int run() const;
-  [[nodiscard]] std::unique_ptr<models::LanguageModel> load_model() const;
-  [[nodiscard]] std::vector<std::int64_t> tokens(const models::LanguageModel& model) const;
-  void write_logits(models::LanguageModel& model, const std::vector<std::int64_t>& ids) const;
+  [[nodiscard]] int run();
+  void check_request() const;
+  [[nodiscard]] std::vector<std::string> read_prompts() const;
+  void write_logits(models::LanguageModel& model, const Ids& ids) const;
+  void continue_one(models::LanguageModel& model, const Tokenizer* tokenizer, const Ids& ids) const;
+  void continue_all(models::LanguageModel& model, const Tokenizer& tokenizer) const;
 };
 
-std::vector<checkpoint::LogicalTensor> whole_tensors(const models::LanguageModel& model) {
-  std::vector<checkpoint::LogicalTensor> tensors;
-  for (const auto& parameter : model.named_parameters()) {
-    const auto sizes = parameter.shape.sizes();
-    tensors.push_back(
-        {parameter.name,
-         parameter.tensor.dtype(),
-         {sizes.begin(), sizes.end()},
-         {{0, parameter.tensor.elements(), parameter.tensor.data(), parameter.tensor.device()}}});
-  }
-  return tensors;
+// The folder's; models of bytes have none.
+std::shared_ptr<const Tokenizer> tokenizer_of(const std::string& folder,
+                                              const models::LanguageModel& model) {
+  auto bytes = make_tokenizer("bytes");
+  TESSERA_CHECK(model.vocabulary() == bytes->vocabulary_size(), ErrorCode::usage,
+                "{}: texts are read as bytes, and this model has a vocabulary of {}; give "
+                "--prompt-ids",
+                folder, model.vocabulary());
+  return bytes;
 }
 
-std::unique_ptr<models::LanguageModel> GenerateCommand::load_model() const {
-  const auto alone = comm::connect(comm::World{});
-  fs::path path = folder;
-  TESSERA_CHECK(fs::is_directory(path), ErrorCode::checkpoint, "{}: no such folder", folder);
-  if (!fs::exists(path / "config.json")) {  // a folder of steps
-    const auto found = checkpoint::find_latest(*alone, path);
-    if (found) {
-      for (const std::string& reason : found->skipped) {
-        fmt::print(stderr, "tessera: passed over {}\n", reason);
-      }
-      path = found->path;
-    }
-  }
-  TESSERA_CHECK(fs::exists(path / "config.json"), ErrorCode::checkpoint,
-                "{}: no config.json there; name a checkpoint of tessera train or a folder that "
-                "transformers saved",
-                path.string());
-  auto model = models::make_language_model(models::read_config(path.string()),
-                                           (path / "config.json").string());
-  checkpoint::State state;
-  state.model = whole_tensors(*model);
-  if (fs::exists(path / "manifest.json")) {
-    checkpoint::load(*alone, path, state, checkpoint::LoadParts::model_only);
-  } else {
-    const models::HuggingFaceNames names = model->hugging_face_names();
-    checkpoint::load_hugging_face(path, state.model, names.ignored, names.aliases);
-  }
-  model->eval();
-  return model;
-}
-
-std::vector<std::int64_t> GenerateCommand::tokens(const models::LanguageModel& model) const {
-  if (!prompt_ids.empty()) return prompt_ids;
-  const ByteTokenizer bytes;
-  TESSERA_CHECK(
-      model.vocabulary() == bytes.vocabulary_size(), ErrorCode::usage,
-      "--prompt is read as bytes, and this model has a vocabulary of {}; give --prompt-ids",
-      model.vocabulary());
-  const auto ids = bytes.encode(prompt);
+Ids encoded(const Tokenizer& tokenizer, const std::string& text) {
+  const std::vector<std::int32_t> ids = tokenizer.encode(text);
   return {ids.begin(), ids.end()};
 }
 
-void GenerateCommand::write_logits(models::LanguageModel& model,
-                                   const std::vector<std::int64_t>& ids) const {
+DType dtype_named(const std::string& name) {
+  if (name == "fp32") return float32;
+  TESSERA_CHECK(name == "bf16", ErrorCode::usage, "--dtype must be fp32 or bf16, got {}", name);
+  return bfloat16;
+}
+
+// eos_token_id of generation_config.json, or of config.json: a number, several, or none.
+Ids end_of_text(const std::string& folder) {
+  const auto generation = models::read_optional_config(folder, "generation_config.json");
+  for (const nlohmann::json& config :
+       {generation.value_or(nlohmann::json::object()), models::read_config(folder)}) {
+    const auto eos = config.find("eos_token_id");
+    if (eos == config.end() || eos->is_null()) continue;
+    Ids ids;
+    for (const nlohmann::json& id : eos->is_array() ? *eos : nlohmann::json::array({*eos})) {
+      TESSERA_CHECK(id.is_number_integer(), ErrorCode::configuration,
+                    "{}: eos_token_id is {}; a token id or a list of them is wanted", folder,
+                    eos->dump());
+      ids.push_back(id.get<std::int64_t>());
+    }
+    return ids;
+  }
+  return {};
+}
+
+// Prints a text that grows token by token: a character that is not whole yet waits.
+class GrowingText {
+ public:
+  explicit GrowingText(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  void add(std::int64_t id) {
+    ids_.push_back(static_cast<std::int32_t>(id));
+    const std::string text = tokenizer_.decode(ids_);
+    constexpr std::string_view incomplete = "\xef\xbf\xbd";  // U+FFFD
+    if (text.ends_with(incomplete) && text.size() <= printed_ + 4 * incomplete.size()) return;
+    print(text);
+  }
+  void finish() { print(tokenizer_.decode(ids_)); }
+
+ private:
+  void print(const std::string& text) {
+    if (text.size() <= printed_) return;
+    std::fwrite(text.data() + printed_, 1, text.size() - printed_, stdout);
+    std::fflush(stdout);
+    printed_ = text.size();
+  }
+
+  const Tokenizer& tokenizer_;
+  std::vector<std::int32_t> ids_;
+  std::size_t printed_ = 0;
+};
+
+// What --stats prints.
+class Stopwatch {
+ public:
+  void token() {
+    last_ = Clock::now();
+    if (++tokens_ == 1) first_ = last_;
+  }
+  void report(std::size_t prompt_tokens) const {
+    const auto seconds = [](Clock::time_point from, Clock::time_point to) {
+      return std::chrono::duration<double>(to - from).count();
+    };
+    const double all = seconds(begin_, tokens_ == 0 ? begin_ : last_);
+    fmt::print(stderr,
+               "tessera: {} tokens of prompt, the first new one after {:.3f} s; {} new ones in "
+               "{:.3f} s, {:.1f} tokens/s\n",
+               prompt_tokens, tokens_ == 0 ? 0.0 : seconds(begin_, first_), tokens_, all,
+               all > 0 ? static_cast<double>(tokens_) / all : 0.0);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point begin_ = Clock::now();
+  Clock::time_point first_, last_;
+  std::size_t tokens_ = 0;
+};
+
+void GenerateCommand::check_request() const {
+  TESSERA_CHECK(!chat, ErrorCode::usage,
+                "--chat: chat templates are not built; write the template's own words around the "
+                "message in --prompt");
+  const int given = static_cast<int>(!prompt.empty()) + static_cast<int>(!prompt_ids.empty()) +
+                    static_cast<int>(!prompts_file.empty());
+  TESSERA_CHECK(given == 1, ErrorCode::usage,
+                "give the beginning of the text either as --prompt TEXT or as --prompt-ids 1,2,3, "
+                "or several as --prompts FILE");
+  TESSERA_CHECK(options.sampling.top_p > 0, ErrorCode::usage, "--top-p must be above 0");
+  TESSERA_CHECK(logits_file.empty() || prompts_file.empty(), ErrorCode::usage,
+                "--logits is of one prompt; give --prompt or --prompt-ids");
+}
+
+std::vector<std::string> GenerateCommand::read_prompts() const {
+  std::ifstream file;
+  if (prompts_file != "-") {
+    file.open(prompts_file);
+    TESSERA_CHECK(file.is_open(), ErrorCode::data, "{}: cannot be read: {}", prompts_file,
+                  describe_errno("open", errno));
+  }
+  std::istream& stream = prompts_file == "-" ? std::cin : file;
+  std::vector<std::string> prompts;
+  for (std::string line; std::getline(stream, line);) {
+    TESSERA_CHECK(!line.empty(), ErrorCode::data, "{}: line {} is empty; each line is a prompt",
+                  prompts_file, prompts.size() + 1);
+    prompts.push_back(std::move(line));
+  }
+  TESSERA_CHECK(!stream.bad() && !prompts.empty(), ErrorCode::data, "{}: no prompts there",
+                prompts_file);
+  return prompts;
+}
+
+void GenerateCommand::write_logits(models::LanguageModel& model, const Ids& ids) const {
   const NoGradGuard no_grad;
   const auto length = static_cast<std::int64_t>(ids.size());
   TESSERA_CHECK(length > 0 && length <= model.positions(), ErrorCode::usage,
@@ -110,91 +188,173 @@ void GenerateCommand::write_logits(models::LanguageModel& model,
       logits_file, {{{"logits", float32, {length, model.vocabulary()}}, logits.data()}});
 }
 
-int GenerateCommand::run() const {
-  TESSERA_CHECK(prompt.empty() != prompt_ids.empty(), ErrorCode::usage,
-                "give the beginning of the text either as --prompt TEXT or as --prompt-ids 1,2,3");
-  const DeviceGuard on_device(parse_device(device));
-  const auto model = load_model();
-  const std::vector<std::int64_t> ids = tokens(*model);
-  if (!logits_file.empty()) write_logits(*model, ids);
-  const ByteTokenizer bytes;
-  const bool as_text = prompt_ids.empty();
+// The prompt comes with the first token: one that the model refuses is not printed.
+void GenerateCommand::continue_one(models::LanguageModel& model, const Tokenizer* tokenizer,
+                                   const Ids& ids) const {
   bool begun = false;
-  // The prompt comes with the first token: one that the model refuses is not printed.
   const auto begin = [&] {
     if (std::exchange(begun, true)) return;
-    if (as_text) {
-      fmt::print("{}", prompt);
-    } else {
-      fmt::print("{}", fmt::join(ids, ","));
-    }
+    fmt::print("{}", tokenizer != nullptr ? prompt : fmt::format("{}", fmt::join(ids, ",")));
   };
-  const auto print = [&](std::int64_t id) {
+  std::optional<GrowingText> text;
+  if (tokenizer != nullptr) text.emplace(*tokenizer);
+  Stopwatch watch;
+  models::generate(model, ids, options, [&](std::int64_t id) {
+    watch.token();
     begin();
-    const auto token = static_cast<std::int32_t>(id);
-    if (as_text) {
-      const std::string text = bytes.decode(std::span(&token, 1));
-      std::fwrite(text.data(), 1, text.size(), stdout);
+    if (text) {
+      text->add(id);
     } else {
       fmt::print(",{}", id);
+      std::fflush(stdout);
     }
-    std::fflush(stdout);
-  };
-  models::generate(*model, ids, options, print);
+  });
   begin();
+  if (text) text->finish();
   fmt::print("\n");
+  if (stats) watch.report(ids.size());
+}
+
+// One JSON object a prompt, in their order.
+void GenerateCommand::continue_all(models::LanguageModel& model, const Tokenizer& tokenizer) const {
+  const std::vector<std::string> texts = read_prompts();
+  std::vector<Ids> prompts;
+  std::size_t prompt_tokens = 0;
+  for (const std::string& text : texts) {
+    prompts.push_back(encoded(tokenizer, text));
+    prompt_tokens += prompts.back().size();
+  }
+  const std::vector<Ids> begun = prompts;
+  Stopwatch watch;
+  const std::vector<Ids> continued = models::generate_all(
+      model, std::move(prompts), options, [&](std::size_t, std::int64_t) { watch.token(); });
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    const auto first = continued[i].begin() + static_cast<std::ptrdiff_t>(begun[i].size());
+    const std::vector<std::int32_t> ids(first, continued[i].end());
+    const nlohmann::json line = {
+        {"prompt", texts[i]}, {"text", tokenizer.decode(ids)}, {"tokens", ids}};
+    fmt::print("{}\n", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  }
+  if (stats) watch.report(prompt_tokens);
+}
+
+int GenerateCommand::run() {
+  check_request();
+  const DType weights = dtype_named(dtype);
+  const Device where = parse_device(device);
+  const DeviceGuard on_device(where);
+  const models::LoadedLanguageModel loaded = models::load_language_model(folder, weights, where);
+  for (const std::string& reason : loaded.skipped) {
+    fmt::print(stderr, "tessera: passed over {}\n", reason);
+  }
+  models::LanguageModel& model = *loaded.model;
+  if (!ignore_eos) {
+    for (const std::int64_t id : end_of_text(loaded.folder)) options.stop_tokens.push_back(id);
+  }
+  std::shared_ptr<const Tokenizer> tokenizer;
+  if (prompt_ids.empty()) tokenizer = tokenizer_of(loaded.folder, model);
+  if (!prompts_file.empty()) {
+    continue_all(model, *tokenizer);
+    return 0;
+  }
+  const Ids ids = tokenizer ? encoded(*tokenizer, prompt) : prompt_ids;
+  if (!logits_file.empty()) write_logits(model, ids);
+  continue_one(model, tokenizer.get(), ids);
   return 0;
+}
+
+std::vector<Argument> prompt_arguments(GenerateCommand& command) {
+  return {
+      {.name = "folder",
+       .target = &command.folder,
+       .help = "A checkpoint, a folder of checkpoints, or a Hugging Face folder",
+       .type = "FOLDER",
+       .required = true},
+      {.name = "--prompt",
+       .target = &command.prompt,
+       .help = "How the text begins",
+       .type = "TEXT"},
+      {.name = "--prompt-ids",
+       .target = &command.prompt_ids,
+       .help = "The same as token ids, as in 1,2,3",
+       .type = "IDS",
+       .separator = ','},
+      {.name = "--prompts",
+       .target = &command.prompts_file,
+       .help = "Several: a file with one on each line, or - for standard input; each text is "
+               "printed as a line of JSON",
+       .type = "FILE"},
+      {.name = "--chat", .target = &command.chat, .help = "Refused: chat templates are not built"}};
+}
+
+std::vector<Argument> sampling_arguments(GenerateCommand& command) {
+  models::GenerateOptions& options = command.options;
+  return {
+      {.name = "--max-new-tokens",
+       .target = &options.max_new_tokens,
+       .help = "How many tokens to add",
+       .shows_default = true,
+       .least = 0},
+      {.name = "--temperature",
+       .target = &options.sampling.temperature,
+       .help = "0 takes the most probable token each time",
+       .shows_default = true,
+       .least = 0},
+      {.name = "--top-k",
+       .target = &options.sampling.top_k,
+       .help = "Draw among the k most probable tokens only; 0: all",
+       .shows_default = true,
+       .least = 0},
+      {.name = "--top-p",
+       .target = &options.sampling.top_p,
+       .help = "Draw among the most probable tokens that together have this probability; 1: all",
+       .shows_default = true,
+       .least = 0,
+       .most = 1},
+      {.name = "--seed",
+       .target = &options.sampling.seed,
+       .help = "Of the draws",
+       .shows_default = true},
+      {.name = "--stop",
+       .target = &options.stop_tokens,
+       .help = "Token ids that end the text, beside the model's eos_token_id",
+       .type = "IDS",
+       .separator = ','},
+      {.name = "--ignore-eos",
+       .target = &command.ignore_eos,
+       .help = "Go on behind the model's eos_token_id"}};
+}
+
+std::vector<Argument> computing_arguments(GenerateCommand& command) {
+  return {{.name = "--dtype",
+           .target = &command.dtype,
+           .help = "Of weights and computation",
+           .type = "fp32|bf16",
+           .shows_default = true},
+          {.name = "--device",
+           .target = &command.device,
+           .help = "Where to compute; auto takes a GPU where there is one",
+           .type = "auto|cpu|cuda",
+           .shows_default = true},
+          {.name = "--logits",
+           .target = &command.logits_file,
+           .help = "Write the prompt's logits [tokens, vocabulary] as fp32 safetensors",
+           .type = "FILE"},
+          {.name = "--stats",
+           .target = &command.stats,
+           .help = "Print tokens and their rate to standard error"}};
 }
 
 }  // namespace
 
 Command describe_generate() {
   const auto command = std::make_shared<GenerateCommand>();
-  models::GenerateOptions& options = command->options;
-  return {
-      .arguments = {{.name = "folder",
-                     .target = &command->folder,
-                     .help = "A checkpoint, a folder of checkpoints, or a Hugging Face folder",
-                     .type = "FOLDER",
-                     .required = true},
-                    {.name = "--prompt",
-                     .target = &command->prompt,
-                     .help = "How the text begins (models of bytes)",
-                     .type = "TEXT"},
-                    {.name = "--prompt-ids",
-                     .target = &command->prompt_ids,
-                     .help = "The same as token ids, as in 1,2,3",
-                     .type = "IDS",
-                     .separator = ','},
-                    {.name = "--max-new-tokens",
-                     .target = &options.max_new_tokens,
-                     .help = "How many tokens to add",
-                     .shows_default = true,
-                     .least = 0},
-                    {.name = "--temperature",
-                     .target = &options.temperature,
-                     .help = "0 takes the most probable token each time",
-                     .shows_default = true,
-                     .least = 0},
-                    {.name = "--top-k",
-                     .target = &options.top_k,
-                     .help = "Draw among the k most probable tokens only; 0: all",
-                     .shows_default = true,
-                     .least = 0},
-                    {.name = "--seed",
-                     .target = &options.seed,
-                     .help = "Of the draws",
-                     .shows_default = true},
-                    {.name = "--device",
-                     .target = &command->device,
-                     .help = "Where to compute; auto takes a GPU where there is one",
-                     .type = "auto|cpu|cuda",
-                     .shows_default = true},
-                    {.name = "--logits",
-                     .target = &command->logits_file,
-                     .help = "Write the prompt's logits [tokens, vocabulary] as fp32 safetensors",
-                     .type = "FILE"}},
-      .run = [command](const std::vector<std::string>&) { return command->run(); }};
+  std::vector<Argument> arguments = prompt_arguments(*command);
+  for (const auto part : {sampling_arguments, computing_arguments}) {
+    for (Argument& argument : part(*command)) arguments.push_back(std::move(argument));
+  }
+  return {.arguments = std::move(arguments),
+          .run = [command](const std::vector<std::string>&) { return command->run(); }};
 }
 
 }  // namespace tessera::cli

@@ -7,6 +7,7 @@
 #include "kernels/cross_entropy.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
+#include "kernels/gemv.h"
 #include "kernels/matmul.h"
 #include "kernels/normalization.h"
 #include "kernels/optimizer.h"
@@ -25,6 +26,7 @@ struct Queue {
 
 #define TESSERA_KERNELS(X)                                  \
   X(matmul, Matmul)                                         \
+  X(gemv, Gemv)                                             \
   X(fill, Fill)                                             \
   X(cast, Cast)                                             \
   X(unary, Unary)                                           \

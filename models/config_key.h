@@ -22,9 +22,9 @@ struct ConfigKey {
   std::vector<std::string> choices;
   std::string help;
   Role role = Role::plain;
-  std::string fallback;    // the default in words; "none" for a key that is left out
-  bool has_value = true;   // whether there is a default
-  bool nullable = false;   // null is a value of its own, not the default
+  std::string fallback;   // the default in words; "none" for a key that is left out
+  bool has_value = true;  // whether there is a default
+  bool nullable = false;  // null is a value of its own, not the default
 };
 
 // Where a configuration came from, for messages, which begin "WHERE: NAME ...".

@@ -69,7 +69,7 @@ bool ConfigReader::is_null(std::string_view key) const {
 
 void ConfigReader::refuse(std::string_view key, const nlohmann::json& value,
                           std::string_view wanted) const {
-  check(false, key, "is {}; {} is wanted", value.dump(), wanted);
+  check_key(false, key, "is {}; {} is wanted", value.dump(), wanted);
   misuse("a check that cannot hold did");
 }
 
@@ -81,18 +81,37 @@ const nlohmann::json* ConfigReader::value(const ConfigKey& key) const {
   return given;
 }
 
-std::string ConfigReader::text(std::string_view key) const {
-  const nlohmann::json* value = find(key);
-  check(value != nullptr, key, "is missing");
-  if (!value->is_string()) refuse(key, *value, "a text");
-  return value->get<std::string>();
+std::int64_t ConfigReader::positive(std::string_view key,
+                                    std::optional<std::int64_t> fallback) const {
+  ConfigKey whole;
+  whole.name = key;
+  whole.range = at_least(1);
+  const nlohmann::json* given = value(whole);
+  check_key(given != nullptr || fallback.has_value(), key, "is missing");
+  return given != nullptr ? given->get<std::int64_t>() : *fallback;
+}
+
+bool ConfigReader::flag(std::string_view key, bool fallback) const {
+  ConfigKey flag;
+  flag.name = key;
+  flag.type = ConfigKey::Type::flag;
+  const nlohmann::json* given = value(flag);
+  return given != nullptr ? given->get<bool>() : fallback;
+}
+
+std::string ConfigReader::text(std::string_view key, std::optional<std::string> fallback) const {
+  const nlohmann::json* given = find(key);
+  check_key(given != nullptr || fallback.has_value(), key, "is missing");
+  if (given == nullptr) return *fallback;
+  if (!given->is_string()) refuse(key, *given, "a text");
+  return given->get<std::string>();
 }
 
 void ConfigReader::only(std::string_view key, bool supported) const {
   const nlohmann::json* value = find(key);
   if (value == nullptr) return;
   if (!value->is_boolean()) refuse(key, *value, "true or false");
-  check(*value == supported, key, "= {} is not built; {} is", !supported, supported);
+  check_key(*value == supported, key, "= {} is not built; {} is", !supported, supported);
 }
 
 void complete_config(nlohmann::json& config, std::string_view model_class,

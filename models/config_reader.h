@@ -24,19 +24,32 @@ class ConfigReader {
 
   // The value under `key`, which must be of its type and range; null when it is not given.
   [[nodiscard]] const nlohmann::json* value(const ConfigKey& key) const;
-  [[nodiscard]] std::string text(std::string_view key) const;
+  // Fields of other small files; without a fallback an absent one is an error.
+  [[nodiscard]] std::int64_t positive(std::string_view key,
+                                      std::optional<std::int64_t> fallback = {}) const;
+  [[nodiscard]] bool flag(std::string_view key, bool fallback) const;
+  [[nodiscard]] std::string text(std::string_view key,
+                                 std::optional<std::string> fallback = {}) const;
   // The value must be `supported` or absent; anything else is refused.
   void only(std::string_view key, bool supported) const;
 
   [[nodiscard]] bool has(std::string_view key) const { return find(key) != nullptr; }
   // Whether null stands there.
   [[nodiscard]] bool is_null(std::string_view key) const;
-  [[nodiscard]] const ConfigSource& source() const { return source_; }
+  [[nodiscard]] std::string source() const { return source_.where(""); }
+  [[nodiscard]] std::string name_of_key(const std::string& key) const { return source_.name(key); }
 
-  // "WHERE: KEY text" unless the condition holds.
+  // "WHERE: text" unless the condition holds.
   template <class... Args>
-  void check(bool condition, std::string_view key, fmt::format_string<Args...> format,
-             Args&&... args) const {
+  void check(bool condition, fmt::format_string<Args...> format, Args&&... args) const {
+    if (condition) return;
+    fail(ErrorCode::configuration, "{}: {}", source(),
+         fmt::format(format, std::forward<Args>(args)...));
+  }
+  // "WHERE: KEY text", from where the key was given.
+  template <class... Args>
+  void check_key(bool condition, std::string_view key, fmt::format_string<Args...> format,
+                 Args&&... args) const {
     if (condition) return;
     const std::string name(key);
     fail(ErrorCode::configuration, "{}: {} {}", source_.where(name), source_.name(name),

@@ -50,9 +50,10 @@ class ConfigTable {
   ConfigTable() = default;
   explicit ConfigTable(Config defaults) : defaults_(std::move(defaults)) {}
 
-  // A number or a flag. `member` may belong to a part of Config: a function from Config& and const Config&.
+  // A number or a flag. `member` may belong to a part of Config: a function from Config& and const
+  // Config&.
   template <class Member>
-  Row& add(std::string name, Member member, std::string help, Range range = {}) {
+  Row& add(const std::string& name, Member member, const std::string& help, Range range = {}) {
     using Held = std::remove_cvref_t<std::invoke_result_t<Member, Config&>>;
     Row row;
     row.key_.nullable = !std::is_arithmetic_v<Held>;
@@ -76,36 +77,35 @@ class ConfigTable {
         std::invoke(member, config) = value.get<Value>();
       }
     };
-    return push(std::move(row), std::move(name), std::move(help));
+    return push(std::move(row), name, help);
   }
 
   // One of a few texts.
   template <class Member>
-  Row& choice(std::string name, Member member, std::vector<std::string> choices,
-              std::string help) {
+  Row& choice(const std::string& name, Member member, const std::vector<std::string>& choices,
+              const std::string& help) {
     Row row;
     row.key_.type = ConfigKey::Type::choice;
-    row.key_.choices = std::move(choices);
+    row.key_.choices = choices;
     row.get_ = [member](const Config& config) -> nlohmann::json {
       return std::invoke(member, config);
     };
     row.set_ = [member](Config& config, const nlohmann::json& value) {
       std::invoke(member, config) = value.get<std::string>();
     };
-    return push(std::move(row), std::move(name), std::move(help));
+    return push(std::move(row), name, help);
   }
 
   Row& vocabulary(std::int64_t Config::*member) {
     return add("vocab_size", member, "Tokens in the vocabulary.", at_least(1))
         .has_role(ConfigKey::Role::vocabulary);
   }
-  Row& positions(std::string name, std::int64_t Config::*member) {
-    return add(std::move(name), member, "The longest sequence.", at_least(1))
+  Row& positions(const std::string& name, std::int64_t Config::*member) {
+    return add(name, member, "The longest sequence.", at_least(1))
         .has_role(ConfigKey::Role::positions);
   }
-  Row& dropout(std::string name, double Config::*member, std::string help) {
-    return add(std::move(name), member, std::move(help), from_up_to(0, 1))
-        .has_role(ConfigKey::Role::dropout);
+  Row& dropout(const std::string& name, double Config::*member, const std::string& help) {
+    return add(name, member, help, from_up_to(0, 1)).has_role(ConfigKey::Role::dropout);
   }
 
   // What the configuration has of the rows' keys, defaults for the rest.
@@ -150,9 +150,9 @@ class ConfigTable {
   template <class T>
   static T unwrapped(std::optional<T>);
 
-  Row& push(Row row, std::string name, std::string help) {
-    row.key_.name = std::move(name);
-    row.key_.help = std::move(help);
+  Row& push(Row row, const std::string& name, const std::string& help) {
+    row.key_.name = name;
+    row.key_.help = help;
     const nlohmann::json value = row.get_(defaults_);
     row.key_.fallback = value.is_string() ? value.get<std::string>() : value.dump();
     rows_.push_back(std::move(row));

@@ -1,14 +1,12 @@
-// The generation loop and the choice of a token.
+// The generation loop.
 #include "models/generate.h"
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <span>
 
 #include "engine/autograd.h"
 #include "kernels/base/error.h"
-#include "kernels/random.h"
 
 namespace tessera::models {
 namespace {
@@ -28,83 +26,134 @@ class EvaluationScope {
   bool training_;
 };
 
-// The logits of the token that follows `context`, on the host: the choice is made there.
-std::vector<double> next_logits(LanguageModel& model, std::span<const std::int64_t> context,
-                                Device device) {
-  const auto length = static_cast<std::int64_t>(context.size());
-  const Tensor logits = model.forward(Tensor::from(context, {1, length}).to(device));
-  const std::int64_t vocabulary = logits.size(-1);
-  const std::size_t last =
-      logits.impl()->offset +
-      static_cast<std::size_t>((length - 1) * vocabulary) * size_of(logits.dtype());
-  return Tensor::view_of(logits.storage(), last, {vocabulary}, logits.dtype()).to_vector();
-}
+struct Sequence {
+  std::size_t number;
+  std::vector<std::int64_t> tokens;
+  KeyValueCache cache;
+  bool ended = false;
+};
 
-// In [0, 1), of 53 bits.
-double draw(std::uint64_t seed, std::uint64_t index) {
-  const auto words = kernels::philox({seed, 0}, index);
-  const std::uint64_t bits = (std::uint64_t{words[0]} << 32 | words[1]) >> 11;
-  return static_cast<double>(bits) * 0x1p-53;
-}
-
-std::int64_t choose(const std::vector<double>& logits, const GenerateOptions& options,
-                    std::uint64_t index) {
-  if (options.temperature == 0) {
-    return std::ranges::max_element(logits) - logits.begin();  // the first of equals
-  }
-  std::vector<std::int64_t> order(logits.size());
-  std::iota(order.begin(), order.end(), 0);
-  const auto logit = [&](std::int64_t id) { return logits[static_cast<std::size_t>(id)]; };
-  std::ranges::stable_sort(order, [&](auto a, auto b) { return logit(a) > logit(b); });
-  if (options.top_k > 0 && options.top_k < static_cast<std::int64_t>(order.size())) {
-    order.resize(static_cast<std::size_t>(options.top_k));
-  }
-  std::vector<double> cumulative;
-  double total = 0;
-  for (const std::int64_t id : order) {
-    total += std::exp((logit(id) - logit(order.front())) / options.temperature);
-    cumulative.push_back(total);
-  }
-  const auto at = std::ranges::upper_bound(cumulative, draw(options.seed, index) * total);
-  const auto place = std::min<std::ptrdiff_t>(at - cumulative.begin(),
-                                              static_cast<std::ptrdiff_t>(order.size()) - 1);
-  return order[static_cast<std::size_t>(place)];
-}
-
-}  // namespace
-
-std::vector<std::int64_t> generate(LanguageModel& model, std::vector<std::int64_t> prompt,
-                                   const GenerateOptions& options,
-                                   const std::function<void(std::int64_t)>& on_token) {
-  TESSERA_REQUIRE(options.max_new_tokens >= 0 && options.temperature >= 0 && options.top_k >= 0,
-                  "generate: max_new_tokens {}, temperature {} and top_k {} cannot be negative",
-                  options.max_new_tokens, options.temperature, options.top_k);
+void check_request(const LanguageModel& model, const std::vector<std::int64_t>& prompt,
+                   const GenerateOptions& options) {
+  const SamplingOptions& sampling = options.sampling;
+  TESSERA_REQUIRE(options.max_new_tokens >= 0 && sampling.temperature >= 0 && sampling.top_k >= 0 &&
+                      sampling.top_p > 0 && sampling.top_p <= 1,
+                  "generate: max_new_tokens {}, temperature {} and top_k {} cannot be negative, "
+                  "and top_p {} is above 0 and at most 1",
+                  options.max_new_tokens, sampling.temperature, sampling.top_k, sampling.top_p);
   TESSERA_CHECK(!prompt.empty(), ErrorCode::data,
                 "the prompt has no tokens; a model continues at least one");
   for (const std::int64_t id : prompt) {
     TESSERA_CHECK(id >= 0 && id < model.vocabulary(), ErrorCode::data,
                   "prompt id {} is outside the model's vocabulary of {}", id, model.vocabulary());
   }
+}
+
+class Generation {
+ public:
+  Generation(LanguageModel& model, const GenerateOptions& options, const OnToken& on_token)
+      : model_(model),
+        options_(options),
+        on_token_(on_token),
+        device_(model.parameters().front().tensor.device()) {}
+
+  void run(std::span<Sequence> sequences) {
+    for (std::int64_t i = 0; i < options_.max_new_tokens; ++i) {
+      std::vector<Sequence*> single;  // whose cache holds all but the last token
+      for (Sequence& sequence : sequences) {
+        if (sequence.ended) continue;
+        const std::int64_t seen = sequence.cache.length();
+        if (seen + 1 == size_of(sequence) && seen < sequence.cache.capacity()) {
+          single.push_back(&sequence);
+        } else {
+          decode({&sequence}, context_of(sequence), i);
+        }
+      }
+      std::vector<std::int64_t> last;
+      for (const Sequence* sequence : single) last.push_back(sequence->tokens.back());
+      if (!single.empty()) decode(single, last, i);
+    }
+  }
+
+ private:
+  static std::int64_t size_of(const Sequence& sequence) {
+    return static_cast<std::int64_t>(sequence.tokens.size());
+  }
+
+  // The tokens that an empty cache begins with.
+  std::span<const std::int64_t> context_of(Sequence& sequence) const {
+    sequence.cache.clear();
+    const std::int64_t first = std::max<std::int64_t>(0, size_of(sequence) - model_.positions());
+    return std::span<const std::int64_t>(sequence.tokens).subspan(static_cast<std::size_t>(first));
+  }
+
+  void decode(const std::vector<Sequence*>& sequences, std::span<const std::int64_t> ids,
+              std::int64_t index) {
+    const auto count = static_cast<std::int64_t>(sequences.size());
+    std::vector<KeyValueCache*> caches;
+    for (Sequence* sequence : sequences) caches.push_back(&sequence->cache);
+    const Shape shape{count, static_cast<std::int64_t>(ids.size()) / count};
+    const Tensor logits =
+        cast(model_.decode(DecodingBatch(Tensor::from(ids, shape).to(device_), caches)), float32)
+            .to(Device::cpu());
+    const auto vocabulary = static_cast<std::size_t>(logits.size(1));
+    const std::span<const float> values(logits.data_as<float>(), sequences.size() * vocabulary);
+    for (std::size_t i = 0; i < sequences.size(); ++i) {
+      append(*sequences[i], values.subspan(i * vocabulary, vocabulary), index);
+    }
+  }
+
+  void append(Sequence& sequence, std::span<const float> logits, std::int64_t index) {
+    const bool sound = std::ranges::none_of(logits, [](float logit) { return std::isnan(logit); });
+    TESSERA_CHECK(sound, ErrorCode::numeric,
+                  "the model's logits after {} tokens are NaN; its weights are damaged",
+                  sequence.tokens.size());
+    const std::int64_t token =
+        choose_token(logits, options_.sampling, static_cast<std::uint64_t>(index));
+    sequence.tokens.push_back(token);
+    if (on_token_) on_token_(sequence.number, token);
+    sequence.ended = std::ranges::find(options_.stop_tokens, token) != options_.stop_tokens.end();
+  }
+
+  LanguageModel& model_;
+  const GenerateOptions& options_;
+  const OnToken& on_token_;
+  Device device_;
+};
+
+}  // namespace
+
+std::vector<std::vector<std::int64_t>> generate_all(LanguageModel& model,
+                                                    std::vector<std::vector<std::int64_t>> prompts,
+                                                    const GenerateOptions& options,
+                                                    const OnToken& on_token) {
+  for (const auto& prompt : prompts) check_request(model, prompt, options);
   const NoGradGuard no_grad;
   const EvaluationScope evaluation(model);
-  const Device device = model.parameters().front().tensor.device();
-  const auto limit = static_cast<std::size_t>(model.positions());
-  std::vector<std::int64_t> tokens = std::move(prompt);
-  for (std::int64_t i = 0; i < options.max_new_tokens; ++i) {
-    const std::size_t first = tokens.size() > limit ? tokens.size() - limit : 0;
-    const std::vector<double> logits =
-        next_logits(model, std::span<const std::int64_t>(tokens).subspan(first), device);
-    for (const double value : logits) {
-      TESSERA_CHECK(!std::isnan(value), ErrorCode::numeric,
-                    "the model's logits after {} tokens are NaN; its weights are damaged",
-                    tokens.size());
-    }
-    const std::int64_t token = choose(logits, options, static_cast<std::uint64_t>(i));
-    tokens.push_back(token);
-    if (on_token) on_token(token);
-    if (options.stop_token == token) break;
+  std::vector<Sequence> sequences;
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    const std::int64_t longest =
+        static_cast<std::int64_t>(prompts[i].size()) + options.max_new_tokens;
+    sequences.push_back(
+        {i, std::move(prompts[i]), model.make_cache(std::min(longest, model.positions()))});
   }
-  return tokens;
+  Generation generation(model, options, on_token);
+  for (std::size_t first = 0; first < sequences.size(); first += most_sequences) {
+    const std::size_t count = std::min(most_sequences, sequences.size() - first);
+    generation.run(std::span(sequences).subspan(first, count));
+  }
+  for (Sequence& sequence : sequences) prompts[sequence.number] = std::move(sequence.tokens);
+  return prompts;
+}
+
+std::vector<std::int64_t> generate(LanguageModel& model, std::vector<std::int64_t> prompt,
+                                   const GenerateOptions& options,
+                                   const std::function<void(std::int64_t)>& on_token) {
+  std::vector<std::vector<std::int64_t>> prompts;
+  prompts.push_back(std::move(prompt));
+  OnToken told;
+  if (on_token) told = [&](std::size_t, std::int64_t token) { on_token(token); };
+  return generate_all(model, std::move(prompts), options, told).front();
 }
 
 }  // namespace tessera::models

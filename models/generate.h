@@ -3,26 +3,35 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <vector>
 
 #include "models/language_model.h"
+#include "models/sampling.h"
 
 namespace tessera::models {
 
 struct GenerateOptions {
   std::int64_t max_new_tokens = 100;
-  double temperature = 0;  // 0: the most probable token each time
-  std::int64_t top_k = 0;  // draw among the k most probable only; 0: all
-  std::uint64_t seed =
-      0;  // the i-th new token draws from (seed, i), so a run can be repeated exactly
-  std::optional<std::int64_t> stop_token = std::nullopt;  // ends the text when it comes
+  SamplingOptions sampling = {};
+  std::vector<std::int64_t> stop_tokens = {};  // each ends the text when it comes, and stands in it
 };
 
-// Appends up to max_new_tokens to `prompt` and returns prompt and continuation. Dropout is off
-// meanwhile, nothing is recorded. Past the model's positions the context is its last `positions()`
-// tokens. `on_token` sees each new token. A prompt that is empty or has ids outside the vocabulary
-// is an Error(data).
+// Told of each new token of a sequence.
+using OnToken = std::function<void(std::size_t sequence, std::int64_t token)>;
+
+// Sequences that are continued together at most: what reads the weights once for all of them.
+inline constexpr std::size_t most_sequences = 8;
+
+// Appends up to max_new_tokens to each prompt and returns prompts and continuations: those that
+// each would have alone, by bits. Dropout is off meanwhile, nothing is recorded. What the model has
+// seen is kept in caches that are as long as the text may become; past the model's positions the
+// context is its last `positions()` tokens, which are computed anew for each token. A prompt that
+// is empty or has ids outside the vocabulary is an Error(data).
+std::vector<std::vector<std::int64_t>> generate_all(LanguageModel& model,
+                                                    std::vector<std::vector<std::int64_t>> prompts,
+                                                    const GenerateOptions& options,
+                                                    const OnToken& on_token = {});
+// One prompt.
 std::vector<std::int64_t> generate(LanguageModel& model, std::vector<std::int64_t> prompt,
                                    const GenerateOptions& options,
                                    const std::function<void(std::int64_t)>& on_token = {});

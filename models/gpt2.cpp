@@ -41,6 +41,21 @@ Tensor GPT2AttentionImpl::forward(const Tensor& x) const {
   return resid_dropout_(c_proj_(packed_attention(c_attn_(x), options)));
 }
 
+// The cache's rows are the packed projections whole: one copy a token.
+Tensor GPT2AttentionImpl::decode(const Tensor& x, std::int64_t layer,
+                                 const DecodingBatch& batch) const {
+  const Tensor qkv = decode_layer(c_attn_, x);
+  const std::int64_t width = x.size(2);
+  const Tensor attended = batch.attend_each([&](KeyValueCache& cache, std::int64_t place) {
+    const Tensor rows = rows_of(qkv, place, batch.tokens());
+    CachedRows cached = cache.append(layer, rows);
+    cached.key_offset = width;
+    cached.value_offset = 2 * width;
+    return cached_attention(rows, width / options_.heads, cached, options_);
+  });
+  return decode_layer(c_proj_, attended);
+}
+
 GPT2MLPImpl::GPT2MLPImpl(const Gpt2Config& config) : exact_gelu_(config.exact_gelu()) {
   c_fc_ = register_module("c_fc", conv1d(config.n_embd, config.n_inner, config.initializer_range));
   c_proj_ =
@@ -54,6 +69,10 @@ Tensor GPT2MLPImpl::forward(const Tensor& x) const {
                                    exact_gelu_));
 }
 
+Tensor GPT2MLPImpl::decode(const Tensor& x) const {
+  return decode_layer(c_proj_, gelu(decode_layer(c_fc_, x), exact_gelu_));
+}
+
 GPT2BlockImpl::GPT2BlockImpl(const Gpt2Config& config, std::int64_t layer) {
   ln_1_ = register_module("ln_1", nn::LayerNorm(config.n_embd, config.layer_norm_epsilon));
   attn_ = register_module("attn", GPT2Attention(config, layer));
@@ -64,6 +83,17 @@ GPT2BlockImpl::GPT2BlockImpl(const Gpt2Config& config, std::int64_t layer) {
 Tensor GPT2BlockImpl::forward(const Tensor& x) const {
   const auto [stream, normalised] = ln_2_(attn_(ln_1_(x)), x);
   return stream + mlp_(normalised);
+}
+
+Tensor GPT2BlockImpl::decode(const Tensor& x, std::int64_t layer,
+                             const DecodingBatch& batch) const {
+  const Tensor attended =
+      attn_.call([&, normalised = ln_1_(x)](const GPT2AttentionImpl& attention) {
+        return attention.decode(normalised, layer, batch);
+      });
+  const auto [stream, normalised] = ln_2_(attended, x);
+  const Tensor& input = normalised;
+  return stream + mlp_.call([&](const GPT2MLPImpl& mlp) { return mlp.decode(input); });
 }
 
 GPT2ModelImpl::GPT2ModelImpl(const Gpt2Config& config) : positions_(config.n_positions) {
@@ -90,6 +120,17 @@ Tensor GPT2ModelImpl::forward(const Tensor& ids) const {
   return ln_f_(x);
 }
 
+Tensor GPT2ModelImpl::decode(const DecodingBatch& batch) const {
+  Tensor x = wte_(batch.ids()) + wpe_(batch.positions(batch.ids().device()));
+  std::int64_t index = 0;
+  for (const GPT2Block& block : *h_) {
+    x = block.call([&](const GPT2BlockImpl& layer) { return layer.decode(x, index, batch); });
+    ++index;
+  }
+  batch.advance();
+  return ln_f_(batch.last_rows(x));
+}
+
 GPT2LMHeadModel::GPT2LMHeadModel(Gpt2Config config) : config_(std::move(config)) {
   transformer_ = register_module("transformer", GPT2Model(config_));
   if (!config_.tie_word_embeddings) {
@@ -109,6 +150,17 @@ Tensor GPT2LMHeadModel::forward(const Tensor& ids) {
 
 Tensor GPT2LMHeadModel::loss(const Tensor& ids, const Tensor& targets) {
   return loss_of_head(transformer_(ids), lm_head_, transformer_->token_table(), targets);
+}
+
+KeyValueCache GPT2LMHeadModel::make_cache(std::int64_t capacity) const {
+  const Tensor& table = transformer_->token_table();
+  return {config_.n_layer, capacity, {.key = 3 * config_.n_embd}, table.dtype(), table.device()};
+}
+
+Tensor GPT2LMHeadModel::decode(const DecodingBatch& batch) {
+  const Tensor x =
+      transformer_.call([&](const GPT2ModelImpl& model) { return model.decode(batch); });
+  return decode_head(x, lm_head_, transformer_->token_table());
 }
 
 HuggingFaceNames GPT2LMHeadModel::hugging_face_names() const {

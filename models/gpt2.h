@@ -20,6 +20,7 @@ class GPT2AttentionImpl : public nn::Module {
  public:
   GPT2AttentionImpl(const Gpt2Config& config, std::int64_t layer);
   Tensor forward(const Tensor& x) const;
+  Tensor decode(const Tensor& x, std::int64_t layer, const DecodingBatch& batch) const;
 
  private:
   AttentionOptions options_;
@@ -33,6 +34,7 @@ class GPT2MLPImpl : public nn::Module {
  public:
   explicit GPT2MLPImpl(const Gpt2Config& config);
   Tensor forward(const Tensor& x) const;
+  Tensor decode(const Tensor& x) const;
   // c_fc's bias is added inside c_proj's product.
   [[nodiscard]] bool is_indivisible() const override { return true; }
 
@@ -47,6 +49,7 @@ class GPT2BlockImpl : public nn::Module {
  public:
   GPT2BlockImpl(const Gpt2Config& config, std::int64_t layer);
   Tensor forward(const Tensor& x) const;
+  Tensor decode(const Tensor& x, std::int64_t layer, const DecodingBatch& batch) const;
 
  private:
   nn::LayerNorm ln_1_;
@@ -59,7 +62,8 @@ TESSERA_MODULE(GPT2Block);
 class GPT2ModelImpl : public nn::Module {
  public:
   explicit GPT2ModelImpl(const Gpt2Config& config);
-  Tensor forward(const Tensor& ids) const;  // the last norm's output
+  Tensor forward(const Tensor& ids) const;          // the last norm's output
+  Tensor decode(const DecodingBatch& batch) const;  // the same of each sequence's last token
   [[nodiscard]] const Tensor& token_table() const { return wte_->weight(); }
 
  private:
@@ -76,6 +80,8 @@ class GPT2LMHeadModel : public LanguageModel {
   explicit GPT2LMHeadModel(Gpt2Config config);
   Tensor forward(const Tensor& ids) override;
   Tensor loss(const Tensor& ids, const Tensor& targets) override;
+  [[nodiscard]] KeyValueCache make_cache(std::int64_t capacity) const override;
+  Tensor decode(const DecodingBatch& batch) override;
 
   [[nodiscard]] nlohmann::json config(DType weights = float32) const override;
   [[nodiscard]] HuggingFaceNames hugging_face_names() const override;

@@ -50,8 +50,8 @@ Gpt2Config Gpt2Config::parse(const nlohmann::json& config, const ConfigSource& s
   const ConfigReader reader(config, source);
   Gpt2Config c = table().read(reader);
   reader.only("add_cross_attention", false);
-  reader.check(c.n_embd % c.n_head == 0, "n_embd", "= {} is not a multiple of n_head = {}",
-               c.n_embd, c.n_head);
+  reader.check_key(c.n_embd % c.n_head == 0, "n_embd", "= {} is not a multiple of n_head = {}",
+                   c.n_embd, c.n_head);
   c.original = config.dump();
   return c;
 }

@@ -3,6 +3,7 @@
 
 #include "engine/nn/layers.h"
 #include "engine/ops.h"
+#include "models/key_value_cache.h"
 #include "models/model.h"
 
 namespace tessera::models {
@@ -17,7 +18,26 @@ class LanguageModel : public Model {
   virtual Tensor loss(const Tensor& ids, const Tensor& targets) {
     return cross_entropy(forward(ids), targets);
   }
+
+  // A cache for one sequence of up to `capacity` tokens.
+  [[nodiscard]] virtual KeyValueCache make_cache(std::int64_t capacity) const = 0;
+  // Logits [sequences, vocabulary] of what follows the batch's ids, which follow what its caches
+  // hold and are in them afterwards. Gradients are off and the model is in evaluation mode; sums
+  // are rounded in another order than forward()'s.
+  virtual Tensor decode(const DecodingBatch& batch) = 0;
 };
+
+// decode()'s linear layers, by the layer's own call, and its head.
+inline Tensor decode_layer(const nn::Linear& layer, const Tensor& x) {
+  return layer.call([&](const nn::LinearImpl& linear) {
+    return decode_linear(x, linear.weight(), linear.bias(), linear.layout());
+  });
+}
+inline Tensor decode_head(const Tensor& x, const nn::Linear& head, const Tensor& table) {
+  const Tensor logits =
+      head ? decode_layer(head, x) : decode_linear(x, table, {}, WeightLayout::out_in);
+  return reshape(logits, {logits.size(0), logits.size(2)});
+}
 
 // The loss of a head that is a layer of its own, or, where that is empty, the token table.
 inline Tensor loss_of_head(const Tensor& x, const nn::Linear& head, const Tensor& table,

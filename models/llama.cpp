@@ -17,7 +17,7 @@ nn::LinearOptions linear_options(const LlamaConfig& config, bool bias) {
 }  // namespace
 
 LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config)
-    : dropout_(config.attention_dropout) {
+    : head_dim_(config.head_dim), dropout_(config.attention_dropout) {
   options_.heads = config.num_attention_heads;
   options_.key_heads = config.num_key_value_heads;
   options_.causal = true;
@@ -39,6 +39,23 @@ Tensor LlamaAttentionImpl::forward(const Tensor& x, const RopeTables& rope) cons
   return o_proj_(attention(q, k, v_proj_(x), options));
 }
 
+Tensor LlamaAttentionImpl::decode(const Tensor& x, const RopeTables& rope, std::int64_t layer,
+                                  const DecodingBatch& batch) const {
+  const Tensor q = decode_layer(q_proj_, x);
+  const Tensor k = decode_layer(k_proj_, x);
+  const Tensor v = decode_layer(v_proj_, x);
+  const Tensor attended = batch.attend_each([&](KeyValueCache& cache, std::int64_t place) {
+    const auto turned = [&](const Tensor& rows, std::int64_t heads) {
+      return rotary(rows_of(rows, place, batch.tokens()), heads, rope.cosine, rope.sine,
+                    cache.length());
+    };
+    const CachedRows cached =
+        cache.append(layer, turned(k, options_.key_heads), rows_of(v, place, batch.tokens()));
+    return cached_attention(turned(q, options_.heads), head_dim_, cached, options_);
+  });
+  return decode_layer(o_proj_, attended);
+}
+
 LlamaMLPImpl::LlamaMLPImpl(const LlamaConfig& config) {
   const nn::LinearOptions options = linear_options(config, config.mlp_bias);
   gate_proj_ = register_module("gate_proj",
@@ -56,6 +73,10 @@ Tensor LlamaMLPImpl::forward(const Tensor& x) const {
   return bias ? y + bias : y;
 }
 
+Tensor LlamaMLPImpl::decode(const Tensor& x) const {
+  return decode_layer(down_proj_, silu(decode_layer(gate_proj_, x)) * decode_layer(up_proj_, x));
+}
+
 LlamaDecoderLayerImpl::LlamaDecoderLayerImpl(const LlamaConfig& config)
     : class_name_(config.family->layer_class) {
   input_layernorm_ =
@@ -70,6 +91,17 @@ Tensor LlamaDecoderLayerImpl::forward(const Tensor& x, const RopeTables& rope) c
   const auto [stream, normalised] =
       post_attention_layernorm_(self_attn_(input_layernorm_(x), rope), x);
   return stream + mlp_(normalised);
+}
+
+Tensor LlamaDecoderLayerImpl::decode(const Tensor& x, const RopeTables& rope, std::int64_t layer,
+                                     const DecodingBatch& batch) const {
+  const Tensor attended =
+      self_attn_.call([&, input = input_layernorm_(x)](const LlamaAttentionImpl& attention) {
+        return attention.decode(input, rope, layer, batch);
+      });
+  const auto [stream, normalised] = post_attention_layernorm_(attended, x);
+  const Tensor& input = normalised;
+  return stream + mlp_.call([&](const LlamaMLPImpl& mlp) { return mlp.decode(input); });
 }
 
 LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config)
@@ -92,6 +124,19 @@ Tensor LlamaModelImpl::forward(const Tensor& ids) {
   const RopeTables& rope = rope_for(ids.size(1), x.device());
   for (const LlamaDecoderLayer& layer : *layers_) x = layer(x, rope);
   return norm_(x);
+}
+
+Tensor LlamaModelImpl::decode(const DecodingBatch& batch) {
+  Tensor x = embed_tokens_(batch.ids());
+  const RopeTables& rope = rope_for(batch.longest(), x.device());
+  std::int64_t index = 0;
+  for (const LlamaDecoderLayer& layer : *layers_) {
+    x = layer.call(
+        [&](const LlamaDecoderLayerImpl& impl) { return impl.decode(x, rope, index, batch); });
+    ++index;
+  }
+  batch.advance();
+  return norm_(batch.last_rows(x));
 }
 
 // Tables grow by doubling: a context of 131072 positions costs nothing until it is used.
@@ -121,6 +166,21 @@ Tensor LlamaForCausalLM::forward(const Tensor& ids) {
 
 Tensor LlamaForCausalLM::loss(const Tensor& ids, const Tensor& targets) {
   return loss_of_head(model_(ids), lm_head_, model_->token_table(), targets);
+}
+
+KeyValueCache LlamaForCausalLM::make_cache(std::int64_t capacity) const {
+  const std::int64_t width = config_.num_key_value_heads * config_.head_dim;
+  const Tensor& table = model_->token_table();
+  return {config_.num_hidden_layers,
+          capacity,
+          {.key = width, .value = width},
+          table.dtype(),
+          table.device()};
+}
+
+Tensor LlamaForCausalLM::decode(const DecodingBatch& batch) {
+  const Tensor x = model_.call([&](LlamaModelImpl& model) { return model.decode(batch); });
+  return decode_head(x, lm_head_, model_->token_table());
 }
 
 HuggingFaceNames LlamaForCausalLM::hugging_face_names() const {

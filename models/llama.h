@@ -18,9 +18,12 @@ class LlamaAttentionImpl : public nn::Module {
  public:
   explicit LlamaAttentionImpl(const LlamaConfig& config);
   Tensor forward(const Tensor& x, const RopeTables& rope) const;
+  Tensor decode(const Tensor& x, const RopeTables& rope, std::int64_t layer,
+                const DecodingBatch& batch) const;
 
  private:
   AttentionOptions options_;
+  std::int64_t head_dim_;
   double dropout_;
   nn::Linear q_proj_, k_proj_, v_proj_, o_proj_;
 };
@@ -30,6 +33,7 @@ class LlamaMLPImpl : public nn::Module {
  public:
   explicit LlamaMLPImpl(const LlamaConfig& config);
   Tensor forward(const Tensor& x) const;
+  Tensor decode(const Tensor& x) const;
   // down_proj's product also computes the gated activation.
   [[nodiscard]] bool is_indivisible() const override { return true; }
 
@@ -42,6 +46,8 @@ class LlamaDecoderLayerImpl : public nn::Module {
  public:
   explicit LlamaDecoderLayerImpl(const LlamaConfig& config);
   Tensor forward(const Tensor& x, const RopeTables& rope) const;
+  Tensor decode(const Tensor& x, const RopeTables& rope, std::int64_t layer,
+                const DecodingBatch& batch) const;
   // The name that the class has in transformers, by family.
   [[nodiscard]] std::string class_name() const override { return class_name_; }
 
@@ -57,7 +63,8 @@ TESSERA_MODULE(LlamaDecoderLayer);
 class LlamaModelImpl : public nn::Module {
  public:
   explicit LlamaModelImpl(const LlamaConfig& config);
-  Tensor forward(const Tensor& ids);  // the last norm's output
+  Tensor forward(const Tensor& ids);          // the last norm's output
+  Tensor decode(const DecodingBatch& batch);  // the same of each sequence's last token
   [[nodiscard]] const Tensor& token_table() const { return embed_tokens_->weight(); }
 
  private:
@@ -77,12 +84,12 @@ class LlamaForCausalLM : public LanguageModel {
   explicit LlamaForCausalLM(LlamaConfig config);
   Tensor forward(const Tensor& ids) override;
   Tensor loss(const Tensor& ids, const Tensor& targets) override;
+  [[nodiscard]] KeyValueCache make_cache(std::int64_t capacity) const override;
+  Tensor decode(const DecodingBatch& batch) override;
 
   [[nodiscard]] nlohmann::json config(DType weights = float32) const override;
   [[nodiscard]] HuggingFaceNames hugging_face_names() const override;
-  [[nodiscard]] std::string layer_class() const override {
-    return config_.family->layer_class;
-  }
+  [[nodiscard]] std::string layer_class() const override { return config_.family->layer_class; }
   [[nodiscard]] std::int64_t vocabulary() const override { return config_.vocab_size; }
   [[nodiscard]] std::int64_t positions() const override { return config_.positions(); }
 

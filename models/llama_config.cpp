@@ -17,7 +17,9 @@ constexpr const char* llama3_keys[] = {"rope_scaling.low_freq_factor",
 void add_rope_rows(ConfigTable<LlamaConfig>& table) {
   table.add("rope_theta", &LlamaConfig::rope_theta, "Base of the rotary frequencies.", above(0));
   const auto scaling = [](auto member) {
-    return [member](auto& config) -> auto& { return config.rope_scaling.*member; };
+    return [member](auto& config) -> auto& {
+      return config.rope_scaling.*member;
+    };
   };
   using S = RopeScaling;
   table
@@ -28,12 +30,10 @@ void add_rope_rows(ConfigTable<LlamaConfig>& table) {
       .add("rope_scaling.factor", scaling(&S::factor), "Stretch of the low frequencies.",
            at_least(1))
       .optional();
-  table
-      .add(llama3_keys[0], scaling(&S::low_freq_factor), "Where low frequencies end.", above(0))
+  table.add(llama3_keys[0], scaling(&S::low_freq_factor), "Where low frequencies end.", above(0))
       .optional();
   table
-      .add(llama3_keys[1], scaling(&S::high_freq_factor), "Where high frequencies begin.",
-           above(0))
+      .add(llama3_keys[1], scaling(&S::high_freq_factor), "Where high frequencies begin.", above(0))
       .optional();
   table
       .add(llama3_keys[2], scaling(&S::original_max_position_embeddings),
@@ -63,34 +63,34 @@ nlohmann::json unified_rope(nlohmann::json config, bool& parameters) {
 }
 
 ConfigSource with_rope_parameters(const ConfigSource& source) {
-  return {source.where, [name = source.name](const std::string& key) {
-            constexpr std::string_view older = "rope_scaling";
-            return name(key.starts_with(older) ? "rope_parameters" + key.substr(older.size())
-                                               : key);
-          }};
+  return {
+      source.where, [name = source.name](const std::string& key) {
+        constexpr std::string_view older = "rope_scaling";
+        return name(key.starts_with(older) ? "rope_parameters" + key.substr(older.size()) : key);
+      }};
 }
 
 void check_rope(const ConfigReader& reader, LlamaConfig& c) {
   RopeScaling& scaling = c.rope_scaling;
   if (!reader.has("rope_scaling.rope_type")) {
     for (const char* key : {"rope_scaling.factor", llama3_keys[0], llama3_keys[1]}) {
-      reader.check(!reader.has(key), "rope_scaling.rope_type", "is missing beside {}",
-                   reader.source().name(key));
+      reader.check_key(!reader.has(key), "rope_scaling.rope_type", "is missing beside {}",
+                       reader.name_of_key(key));
     }
   }
   if (scaling.rope_type == "default") return;
-  reader.check(reader.has("rope_scaling.factor"), "rope_scaling.factor",
-               "is missing for rope_type {}", scaling.rope_type);
+  reader.check_key(reader.has("rope_scaling.factor"), "rope_scaling.factor",
+                   "is missing for rope_type {}", scaling.rope_type);
   if (scaling.rope_type == "linear") return;
   for (const char* key : {llama3_keys[0], llama3_keys[1]}) {
-    reader.check(reader.has(key), key, "is missing for rope_type llama3");
+    reader.check_key(reader.has(key), key, "is missing for rope_type llama3");
   }
   if (!reader.has(llama3_keys[2])) {
     scaling.original_max_position_embeddings = c.max_position_embeddings;
   }
-  reader.check(scaling.high_freq_factor > scaling.low_freq_factor, llama3_keys[1],
-               "= {} is not above low_freq_factor = {}", scaling.high_freq_factor,
-               scaling.low_freq_factor);
+  reader.check_key(scaling.high_freq_factor > scaling.low_freq_factor, llama3_keys[1],
+                   "= {} is not above low_freq_factor = {}", scaling.high_freq_factor,
+                   scaling.low_freq_factor);
 }
 
 nlohmann::json scaling_to_json(const RopeScaling& scaling) {
@@ -161,14 +161,14 @@ LlamaConfig parse_decoder(const DecoderFamily& family, const nlohmann::json& con
   const ConfigReader reader(unified, parameters ? with_rope_parameters(source) : source);
   LlamaConfig c = family.table().read(reader);
   c.family = &family;
-  reader.check(reader.has("head_dim") || c.hidden_size % c.num_attention_heads == 0, "hidden_size",
-               "= {} is not a multiple of num_attention_heads = {}", c.hidden_size,
-               c.num_attention_heads);
-  reader.check(c.num_attention_heads % c.num_key_value_heads == 0, "num_key_value_heads",
-               "= {} does not divide num_attention_heads = {}", c.num_key_value_heads,
-               c.num_attention_heads);
-  reader.check(c.head_dim % 2 == 0 && c.head_dim > 0, "head_dim",
-               "= {} is odd; rotary positions turn pairs", c.head_dim);
+  reader.check_key(reader.has("head_dim") || c.hidden_size % c.num_attention_heads == 0,
+                   "hidden_size", "= {} is not a multiple of num_attention_heads = {}",
+                   c.hidden_size, c.num_attention_heads);
+  reader.check_key(c.num_attention_heads % c.num_key_value_heads == 0, "num_key_value_heads",
+                   "= {} does not divide num_attention_heads = {}", c.num_key_value_heads,
+                   c.num_attention_heads);
+  reader.check_key(c.head_dim % 2 == 0 && c.head_dim > 0, "head_dim",
+                   "= {} is odd; rotary positions turn pairs", c.head_dim);
   check_rope(reader, c);
   c.original = config.dump();
   return c;

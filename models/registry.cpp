@@ -56,8 +56,8 @@ std::unique_ptr<Kind> make_kind(ModelKind kind, const nlohmann::json& config,
                                 const ConfigSource& source) {
   const Architecture& architecture = architecture_of(config, source);
   ConfigReader(config, source)
-      .check(architecture.kind == kind, "model_type", "\"{}\" is {}; {} is wanted here",
-             architecture.model_type, words_for(architecture.kind), words_for(kind));
+      .check_key(architecture.kind == kind, "model_type", "\"{}\" is {}; {} is wanted here",
+                 architecture.model_type, words_for(architecture.kind), words_for(kind));
   std::unique_ptr<Model> model = architecture.make(config, source);
   auto* wanted = dynamic_cast<Kind*>(model.get());
   TESSERA_REQUIRE(wanted != nullptr, "the registry's row {} is of another kind than its model",
@@ -80,8 +80,8 @@ const Architecture& architecture_of(const nlohmann::json& config, const ConfigSo
     if (row.model_type == model_type) return row;
     known.push_back(row.model_type);
   }
-  reader.check(false, "model_type", "\"{}\" is not built; there are {}", model_type,
-               fmt::join(known, ", "));
+  reader.check_key(false, "model_type", "\"{}\" is not built; there are {}", model_type,
+                   fmt::join(known, ", "));
   misuse("a check that cannot hold did");
 }
 

@@ -18,10 +18,16 @@ using nlohmann::json;
 using Tokens = std::vector<std::string>;
 
 void replace_every(std::string& text, std::string_view from, std::string_view to) {
-  for (std::size_t at = text.find(from); at != std::string::npos;
-       at = text.find(from, at + to.size())) {
-    text.replace(at, from.size(), to);
+  std::string out;
+  std::size_t kept = 0;
+  for (std::size_t at = text.find(from); at != std::string::npos; at = text.find(from, kept)) {
+    out.append(text, kept, at - kept);
+    out.append(to);
+    kept = at + from.size();
   }
+  if (kept == 0) return;
+  out.append(text, kept);
+  text = std::move(out);
 }
 
 std::string joined(const Tokens& tokens) {
@@ -31,7 +37,7 @@ std::string joined(const Tokens& tokens) {
 }
 
 DecoderStep byte_level_decoder(const json&, const std::string&) {
-  return [](Tokens tokens) {
+  return [](const Tokens& tokens) {
     std::string bytes;
     for (const std::string& token : tokens) bytes += byte_alphabet().read(token).value_or(token);
     std::string copy;
@@ -59,7 +65,7 @@ DecoderStep word_piece_decoder(const json& object, const std::string& source) {
       if (i > 0 && token.starts_with(prefix)) {
         token.erase(0, prefix.size());
       } else if (i > 0) {
-        token.insert(0, 1, ' ');
+        token.insert(token.begin(), ' ');
       }
       for (std::size_t k = 0; cleanup && k < tidy.size(); ++k) {
         replace_every(token, tidy[k].first, tidy[k].second);
@@ -213,7 +219,10 @@ Decoder::Decoder(const json& object, const std::string& source) {
 std::string Decoder::decode(std::vector<std::string> tokens) const {
   if (steps_.empty()) {
     std::string text;
-    for (const std::string& token : tokens) text += (&token == tokens.data() ? "" : " ") + token;
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      if (i > 0) text += ' ';
+      text += tokens[i];
+    }
     return text;
   }
   for (const DecoderStep& step : steps_) tokens = step(std::move(tokens));

@@ -115,12 +115,16 @@ class NormalizerSequence final : public Normalizer {
     std::string other;
     std::string* free = &buffer;  // what the text so far does not lie in
     std::string* used = &other;
+    // Steps that each replace a character by several would multiply without end.
+    const std::size_t longest = 256 * text.size() + 65536;
     for (const auto& step : steps_) {
       const std::string_view next = step->apply(text, *free);
       // A step may return a part of its input, which then stays where it was.
       const bool written =
           next.data() >= free->data() && next.data() <= free->data() + free->size();
       text = next;
+      TESSERA_CHECK(text.size() <= longest, ErrorCode::data,
+                    "the tokenizer's normalizers make a text more than 256 times as long");
       if (written && !next.empty()) std::swap(free, used);
     }
     if (used == &other && text.data() >= other.data() &&

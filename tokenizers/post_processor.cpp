@@ -1,6 +1,8 @@
 // The types of post-processors. Offsets into the text, which some of them trim, are nobody's here.
 #include "tokenizers/post_processor.h"
 
+#include <algorithm>
+
 #include "kernels/base/error.h"
 #include "tokenizers/json_fields.h"
 #include "tokenizers/vocabulary_model.h"
@@ -75,6 +77,9 @@ void PostProcessor::add_template(const json& object, const std::string& source) 
     TESSERA_CHECK(ids.is_array(), ErrorCode::data, "{}.special_tokens: 'ids' is no list", source);
     for (const json& id : ids) step.push_back(template_id(id, source));
   }
+  const auto times = std::count(step.begin(), step.end(), sequence);
+  TESSERA_CHECK(times == 1, ErrorCode::data,
+                "{}: a template that names the sequence {} times is not supported", source, times);
   steps_.push_back(std::move(step));
 }
 

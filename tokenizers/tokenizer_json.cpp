@@ -15,7 +15,9 @@ bool keeps_bytes(const json& file) {
   if (!has(file, "pre_tokenizer") || !ends_in_byte_level(file["pre_tokenizer"])) return false;
   const json& model = file["model"];
   const bool byte_pair = has(model, "merges") && (!has(model, "type") || model["type"] == "BPE");
-  const auto plain = [&](const char* name) { return !has(model, name) || model[name] == ""; };
+  const auto plain = [&](const char* name) {
+    return !has(model, name) || (model[name].is_string() && model[name].get<std::string>().empty());
+  };
   return byte_pair && plain("continuing_subword_prefix") && plain("end_of_word_suffix") &&
          (!has(model, "byte_fallback") || model["byte_fallback"] == false);
 }

@@ -1,6 +1,9 @@
 // The types of models, and vocabularies as JSON has them.
 #include "tokenizers/vocabulary_model.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "kernels/base/error.h"
 #include "tokenizers/json_fields.h"
 
@@ -33,13 +36,19 @@ std::vector<std::pair<std::string, std::int32_t>> vocabulary_of(const json& mode
   TESSERA_CHECK(listed.is_object(), ErrorCode::data, "{}: 'vocab' is no JSON object", source);
   std::vector<std::pair<std::string, std::int32_t>> vocabulary;
   vocabulary.reserve(listed.size());
+  std::int32_t last = 0;
   for (const auto& [token, id] : listed.items()) {
     const bool fits = id.is_number_unsigned() &&
                       id.get<std::uint64_t>() < static_cast<std::uint64_t>(largest_vocabulary);
     TESSERA_CHECK(fits, ErrorCode::data, "{}: the id of token '{}' is no integer from 0 to {}",
                   source, shown(token), largest_vocabulary - 1);
     vocabulary.emplace_back(token, id.get<std::int32_t>());
+    last = std::max(last, vocabulary.back().second);
   }
+  // Memory is taken for every id, used or not.
+  TESSERA_CHECK(std::cmp_less_equal(last, 4 * vocabulary.size() + 100'000), ErrorCode::data,
+                "{}: {} tokens with ids up to {}; the file is damaged", source, vocabulary.size(),
+                last);
   return vocabulary;
 }
 

@@ -126,6 +126,10 @@ class Planner {
         ++left;
         continue;
       }
+      TESSERA_CHECK(given_.tensors[i].stored->bits % 8 == 0, ErrorCode::checkpoint,
+                    "tensor '{}' is {}, whose elements are less than a byte; convert it to another "
+                    "dtype with the program that wrote it",
+                    given_.tensors[i].name, given_.tensors[i].stored->name);
       plan_.contents.tensors.push_back(given_.tensors[i]);
       plan_.source_of.push_back(i);
     }

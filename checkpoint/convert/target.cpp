@@ -1,17 +1,15 @@
 // The partial folder, its lock, and the rename.
 #include "checkpoint/convert/target.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
 
-#include <cerrno>
 #include <cstdio>
 #include <exception>
 #include <random>
 #include <utility>
 
 #include "checkpoint/file.h"
+#include "checkpoint/folder_lock.h"
 #include "checkpoint/formats/format.h"
 #include "checkpoint/manifest.h"
 #include "kernels/base/error.h"
@@ -22,7 +20,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::string_view partial_suffix = ".partial-";
 // What the old one is called meanwhile where there is no atomic exchange.
 constexpr std::string_view aside_suffix = ".removed-0000000000000000";
 
@@ -61,52 +58,28 @@ void check_replaceable(const fs::path& target) {
                 target.string());
 }
 
-bool is_partial_of(const std::string& name, const std::string& target) {
-  if (!name.starts_with(target) || !name.substr(target.size()).starts_with(partial_suffix)) {
-    return false;
-  }
-  const std::string id = name.substr(target.size() + partial_suffix.size());
-  return id.size() == 16 && id.find_first_not_of("0123456789abcdef") == std::string::npos;
-}
-
-int open_locked(const fs::path& folder) {
-  const int fd = system_calls().open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
-  if (fd == -1) return -1;
-  int status = 0;
-  do {
-    status = system_calls().flock(fd, LOCK_EX | LOCK_NB);
-  } while (status == -1 && errno == EINTR);
-  if (status == 0) return fd;
-  system_calls().close(fd);
-  return -1;
-}
-
 }  // namespace
 
 PendingTarget::PendingTarget(fs::path target, bool is_file, bool force, std::uint64_t needed_bytes)
-    : target_(std::move(target)), is_file_(is_file) {
+    : target_(std::move(target)), is_file_(is_file), force_(force) {
   if (!target_.has_filename()) target_ = target_.parent_path();  // "out/" is "out"
   const std::string name = target_.filename().string();
   TESSERA_CHECK(is_plain_name(name), ErrorCode::usage,
                 "'{}' is no place for a checkpoint; give it a name", target_.string());
   parent_ = target_.parent_path().empty() ? fs::path(".") : target_.parent_path();
-  if (present(target_)) {
-    TESSERA_CHECK(force, ErrorCode::checkpoint,
-                  "'{}' exists; choose another place, or --force to replace it", target_.string());
-    check_replaceable(target_);
-  }
+  check_place();
   create_folders(parent_);
   restore_old();
-  clear_leftovers();
+  notes_ = clear_partials(target_);
   const std::uint64_t available = free_bytes(parent_);
   TESSERA_CHECK(needed_bytes <= available, ErrorCode::checkpoint,
                 "the result needs {} bytes, '{}' has {} free; free some space or choose another "
                 "folder",
                 needed_bytes, parent_.string(), available);
-  partial_ = parent_ / fmt::format("{}{}{}", name, partial_suffix, random_id());
+  partial_ = partial_beside(parent_ / name, random_id());
   create_folder(partial_);
   owns_partial_ = true;
-  lock_ = open_locked(partial_);
+  lock_ = LockedFolder::try_lock(partial_);
   payload_ = is_file_ ? partial_ / name : partial_;
 }
 
@@ -132,29 +105,17 @@ void PendingTarget::restore_old() {
        target_.string());
 }
 
-void PendingTarget::clear_leftovers() {
-  std::error_code error;
-  std::vector<fs::path> found;
-  for (const fs::directory_entry& entry : fs::directory_iterator(parent_, error)) {
-    const std::string name = entry.path().filename().string();
-    if (is_partial_of(name, target_.filename().string()) &&
-        fs::is_directory(entry.symlink_status(error))) {
-      found.push_back(entry.path());
-    }
-  }
-  for (const fs::path& path : found) {
-    const int fd = open_locked(path);
-    if (fd == -1) {
-      notes_.push_back(fmt::format("'{}' is of a conversion that may still run", path.string()));
-      continue;
-    }
-    remove_tree(path);
-    system_calls().close(fd);
-    notes_.push_back(fmt::format("removed '{}', which a conversion that died left", path.string()));
-  }
+// Before the first byte, and again before the name is taken: a conversion takes long, and what is
+// there by then may be somebody else's.
+void PendingTarget::check_place() const {
+  if (!present(target_)) return;
+  TESSERA_CHECK(force_, ErrorCode::checkpoint,
+                "'{}' exists; choose another place, or --force to replace it", target_.string());
+  check_replaceable(target_);
 }
 
 void PendingTarget::publish() {
+  check_place();
   if (!is_file_) {
     if (present(target_)) {
       owns_partial_ = false;
@@ -188,7 +149,7 @@ std::string PendingTarget::roll_back() noexcept {
           fmt::format("'{}' stays until the next conversion: {}", partial_.string(), error.what());
     }
   }
-  if (lock_ != -1) system_calls().close(std::exchange(lock_, -1));
+  lock_.reset();
   return problem;
 }
 

@@ -3,8 +3,11 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "checkpoint/folder_lock.h"
 
 namespace tessera::checkpoint {
 
@@ -28,12 +31,13 @@ class PendingTarget {
 
  private:
   void restore_old();
-  void clear_leftovers();
+  void check_place() const;
   std::string roll_back() noexcept;
 
   std::filesystem::path target_, parent_, partial_, payload_;
   bool is_file_;
-  int lock_ = -1;
+  bool force_;
+  std::optional<LockedFolder> lock_;
   bool owns_partial_ = false;
   std::vector<std::string> notes_;
 };

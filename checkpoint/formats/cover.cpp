@@ -16,6 +16,7 @@ namespace tessera::checkpoint::formats {
 namespace {
 
 constexpr std::size_t cut_dimensions_limit = 8;
+constexpr std::size_t corners_limit = std::size_t{1} << 24;  // of some 100 bytes each
 
 struct Corner {
   std::vector<std::int64_t> at;
@@ -76,6 +77,10 @@ std::string cover_problem(const std::vector<std::int64_t>& shape, const std::vec
   if (cut.size() > cut_dimensions_limit) {
     return fmt::format("it is cut along {} dimensions, more than {}", cut.size(),
                        cut_dimensions_limit);
+  }
+  if (full.size() >= corners_limit >> cut.size()) {
+    return fmt::format("it is cut along {} dimensions into {} chunks, too many", cut.size(),
+                       full.size());
   }
   std::vector<Corner> corners;
   corners.reserve((full.size() + 1) << cut.size());

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -283,8 +284,12 @@ void write_path(PickleWriter& pickle, const std::string& key, const StatePath& p
   pickle.text(key).mark();
   const auto groups = std::find(path.begin(), path.end(), "param_groups");
   for (auto each = path.begin(); each != path.end(); ++each) {
-    if (groups != path.end() && each == groups + 1) {
-      pickle.integer(std::stoll(*each));
+    std::int64_t number = 0;
+    const char* const end = each->data() + each->size();
+    const bool is_number = groups != path.end() && each == groups + 1 &&
+                           std::from_chars(each->data(), end, number).ptr == end && !each->empty();
+    if (is_number) {
+      pickle.integer(number);
     } else {
       pickle.text(*each);
     }

@@ -50,6 +50,10 @@ std::string shown(std::string_view text) {
          (cut ? "..." : "");
 }
 
+const std::string& PickleValue::source() const {
+  return pickle_->source_;
+}
+
 PickleKind PickleValue::kind() const {
   return pickle_->nodes_[id_].kind;
 }

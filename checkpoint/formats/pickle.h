@@ -42,6 +42,7 @@ class PickleValue {
   [[nodiscard]] bool is_global(std::string_view name) const;
   [[nodiscard]] bool is_object_of(std::string_view name) const;
   [[nodiscard]] std::uint32_t id() const { return id_; }
+  [[nodiscard]] const std::string& source() const;
 
   // Error(checkpoint) that names the source when the value is of another kind.
   [[nodiscard]] bool boolean() const;
@@ -85,6 +86,7 @@ class Pickle {
   Pickle(std::string_view bytes, std::string source, const PickleRules& rules);
   [[nodiscard]] PickleValue root() const { return {*this, root_}; }
   [[nodiscard]] const std::string& source() const { return source_; }
+  [[nodiscard]] std::size_t values() const { return nodes_.size(); }  // of all kinds
 
  private:
   friend class PickleValue;

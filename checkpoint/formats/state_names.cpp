@@ -55,6 +55,13 @@ std::optional<std::size_t> state_place(const StatePath& path, const std::set<std
   return std::nullopt;
 }
 
+// A hyperparameter in a note.
+std::string short_json(const json& value) {
+  constexpr std::size_t longest = 160;
+  const std::string text = value.dump(-1, ' ', true);
+  return text.size() <= longest ? text : text.substr(0, longest) + "...";
+}
+
 struct OptimizerTensor {
   std::string parameter;
   std::string key;
@@ -197,8 +204,9 @@ class Namer {
         TESSERA_CHECK(number <= items_.values.size(), ErrorCode::checkpoint,
                       "{} has parameter group {} and not as many values", source_, number);
         if (number >= groups_.size()) groups_.resize(number + 1, json::object());
-        if (rest == 1) groups_[number] = each.value;
-        if (rest == 2) groups_[number][each.path[at + 2]] = each.value;
+        json& group = groups_[number];
+        if (rest == 1) group = each.value;
+        if (rest == 2 && group.is_object()) group[each.path[at + 2]] = each.value;
       }
     }
     std::erase_if(groups_, [](const json& group) { return !group.is_object(); });
@@ -328,7 +336,7 @@ class Namer {
       group.erase("param_names");
       for (const auto& [key, value] : group.items()) {
         if (key == "params" || value.is_null() || value == false) continue;
-        line += fmt::format(", {} {}", shown(key), value.dump(-1, ' ', true));
+        line += fmt::format(", {} {}", shown(key), short_json(value));
       }
       note("parameter group {}: {} parameters{}", i, parameters, line);
       kept.push_back(std::move(group));

@@ -133,7 +133,13 @@ class StepSource final : public Source {
     const auto it = std::find_if(open_.begin(), open_.end(),
                                  [&](const auto& entry) { return entry.first == file; });
     if (it != open_.end()) return *it->second;
-    if (open_.size() == most_open) open_.pop_front();
+    // Each keeps a chunk, and the chunks of large files are large.
+    std::uint64_t kept = manifest_.files[file].chunk_bytes;
+    for (const auto& entry : open_) kept += manifest_.files[entry.first].chunk_bytes;
+    while (!open_.empty() && (open_.size() >= most_open || kept > most_kept)) {
+      kept -= manifest_.files[open_.front().first].chunk_bytes;
+      open_.pop_front();
+    }
     open_.emplace_back(file, std::make_unique<VerifiedFile>(folder_, manifest_.files[file]));
     open_.back().second->set_describe([this, file](std::uint64_t begin, std::uint64_t end) {
       return describe(tensors_in(file, begin, end));
@@ -185,9 +191,12 @@ class StepSource final : public Source {
       }
       std::uint64_t bad = 0;  // bytes of damaged chunks before `done`
       std::vector<std::byte> buffer;
-      for (const std::uint64_t sum : record.chunks) {
-        const std::uint64_t part = std::min(record.chunk_bytes, record.bytes - done);
-        if (done + part > bytes) break;
+      const ChunkMap map(record.bytes, record.chunk_bytes, record.cuts);
+      for (std::size_t chunk = 0; chunk < record.chunks.size(); ++chunk) {
+        const std::uint64_t sum = record.chunks[chunk];
+        const auto [begin, end] = map.range(chunk);
+        const std::uint64_t part = end - begin;
+        if (end > bytes) break;
         buffer.resize(static_cast<std::size_t>(part));
         file->read_at(done, buffer.data(), buffer.size());
         const bool sound = checksum(buffer.data(), buffer.size()) == sum;
@@ -203,7 +212,8 @@ class StepSource final : public Source {
     }
   }
 
-  static constexpr std::size_t most_open = 8;  // each keeps a chunk
+  static constexpr std::size_t most_open = 8;
+  static constexpr std::uint64_t most_kept = std::uint64_t{8} << 20;
   fs::path folder_;
   Manifest manifest_;
   Contents contents_;

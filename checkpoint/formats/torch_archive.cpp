@@ -39,8 +39,10 @@ constexpr std::array<TorchDType, 19> torch_dtypes{{
 }};
 
 constexpr std::int64_t widest_expansion = 1024;  // elements of a view to those of its storage
+constexpr std::size_t dimensions_limit = 64;     // PyTorch's
 constexpr int json_depth = 32;
 constexpr std::size_t json_values = 1'000'000;
+constexpr std::size_t json_text_value = 64;  // bytes of text that count as a value
 
 bool is_one_of(std::string_view name, std::initializer_list<std::string_view> names) {
   return std::find(names.begin(), names.end(), name) != names.end();
@@ -84,6 +86,15 @@ void refuse_old_forms(FileTable& files, std::size_t file, std::uint64_t offset, 
                 "{} was written before PyTorch 1.6 (or without its zip format): load it with "
                 "torch.load(..., weights_only=True) and write it again with torch.save",
                 source);
+  // A safetensors file: the length of a header, and its first character.
+  TESSERA_CHECK(
+      length <= 8 || text[8] != '{' || text.substr(4, 4) != std::string_view("\0\0\0\0", 4),
+      ErrorCode::checkpoint,
+      "{} is a safetensors file in a distributed checkpoint "
+      "(serialization_format=SAFETENSORS), whose parts of tensors are not joined: save "
+      "without that, or by HuggingFaceStorageWriter with "
+      "enable_consolidation=True, and convert the folder that it makes (hf)",
+      source);
   TESSERA_CHECK(text.starts_with("PK\x03\x04"), ErrorCode::checkpoint,
                 "{} does not begin as a torch.save file", source);
 }
@@ -244,8 +255,7 @@ TorchTensor TorchArchive::rebuild(const PickleValue& arguments, bool with_dtype)
   tensor.first = arguments.at(1).integer();
   tensor.shape = integers_of(arguments.at(2));
   tensor.strides = integers_of(arguments.at(3));
-  check(tensor.shape.size() == tensor.strides.size() && tensor.shape.size() <= 64,
-        "has strides that do not fit its shape");
+  check(tensor.shape.size() == tensor.strides.size(), "has strides that do not fit its shape");
   std::string_view name = with_dtype ? arguments.at(6).global() : id.at(1).global();
   if (name.starts_with("torch.")) name.remove_prefix(6);
   const auto* const type =
@@ -276,6 +286,9 @@ std::vector<std::int64_t> integers_of(const PickleValue& value) {
     list = value.argument(0);
   }
   if (!list.is(PickleKind::list) && !list.is(PickleKind::tuple)) (void)list.integer();  // throws
+  TESSERA_CHECK(list.size() <= dimensions_limit, ErrorCode::checkpoint,
+                "{} has {} dimensions in a shape, the limit is {}", value.source(), list.size(),
+                dimensions_limit);
   out.reserve(list.size());
   for (std::size_t i = 0; i < list.size(); ++i) out.push_back(list.at(i).integer());
   return out;
@@ -294,6 +307,8 @@ nlohmann::json PickleToJson::convert(const PickleValue& value, int depth) {
       return std::isfinite(value.number()) ? nlohmann::json(value.number())
                                            : nlohmann::json(fmt::format("{}", value.number()));
     case PickleKind::text:
+      visited_ += value.text().size() / json_text_value;
+      if (visited_ > json_values) return "...";
       return value.text();
     case PickleKind::list:
     case PickleKind::tuple:
@@ -318,6 +333,7 @@ nlohmann::json PickleToJson::dict(const PickleValue& value, int depth) {
   for (std::size_t i = 0; i < value.size() && visited_ <= json_values; ++i) {
     const PickleValue key = value.key(i);
     if (key.is(PickleKind::text)) {
+      visited_ += key.text().size() / json_text_value;
       out[key.text()] = convert(value.value(i), depth + 1);
     } else if (key.is(PickleKind::integer)) {
       out[std::to_string(key.integer())] = convert(value.value(i), depth + 1);

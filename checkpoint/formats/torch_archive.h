@@ -45,6 +45,7 @@ class TorchArchive {
                std::string source, const PickleRules& rules = torch_rules);
   [[nodiscard]] PickleValue root() const { return pickle_->root(); }
   [[nodiscard]] const std::string& source() const { return source_; }
+  [[nodiscard]] std::size_t values() const { return pickle_->values(); }
   // None where the value is no tensor. A tensor that cannot be read (sparse, quantized, complex
   // double) is an Error with its kind.
   [[nodiscard]] std::optional<TorchTensor> tensor(const PickleValue& value) const;

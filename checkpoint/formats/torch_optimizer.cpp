@@ -54,7 +54,9 @@ OptimizerLayout::OptimizerLayout(const Contents& contents) {
     Parameter& parameter =
         in_order[{number == numbers.end() ? numbers.size() : number->second, name}];
     parameter.name = name;
-    parameter.tensors[key == "momentum" ? "momentum_buffer" : key] = i;
+    const bool fresh =
+        parameter.tensors.emplace(key == "momentum" ? "momentum_buffer" : key, i).second;
+    TESSERA_CHECK(fresh, ErrorCode::checkpoint, "two tensors are the momentum of {}", shown(name));
   }
   for (auto& [order, parameter] : in_order) parameters_.push_back(std::move(parameter));
   if (parameters_.empty()) return;
@@ -69,7 +71,11 @@ void OptimizerLayout::set_steps(const Contents& contents) {
     if (!parameter.tensors.contains("exp_avg")) continue;  // SGD counts no steps
     parameter.has_step = true;
     if (counts != scalars.end() && counts->is_object() && counts->contains(parameter.name)) {
-      parameter.step = counts->at(parameter.name).get<float>();
+      const nlohmann::json& count = counts->at(parameter.name);
+      TESSERA_CHECK(count.is_number(), ErrorCode::checkpoint,
+                    "the steps done on {} are no number: the checkpoint is damaged",
+                    shown(parameter.name));
+      parameter.step = count.get<float>();
     } else {
       TESSERA_CHECK(contents.scalars.contains("step"), ErrorCode::checkpoint,
                     "the checkpoint does not say how many steps the optimizer has done, which "

@@ -15,7 +15,9 @@ namespace tessera::checkpoint::formats {
 namespace {
 
 constexpr std::size_t nesting_limit = 32;
-constexpr std::size_t visits_limit = 4'000'000;
+constexpr std::size_t visits_of_a_value = 4;  // at most, on average: shared parts are few
+constexpr std::size_t visits_for_all = 1000;
+constexpr std::size_t key_limit = 4096;
 constexpr std::uintmax_t model_file_limit = std::uintmax_t{64} << 20;
 
 class StateWalker {
@@ -24,7 +26,8 @@ class StateWalker {
       : items_(items), store_(store), archive_(archive), path_(std::move(path)) {}
 
   void walk(const PickleValue& value) {
-    TESSERA_CHECK(path_.size() <= nesting_limit && ++visits_ <= visits_limit, ErrorCode::checkpoint,
+    const std::size_t most = visits_for_all + visits_of_a_value * archive_.values();
+    TESSERA_CHECK(path_.size() <= nesting_limit && ++visits_ <= most, ErrorCode::checkpoint,
                   "{} is nested too deep, or repeats its parts without end", archive_.source());
     if (const auto tensor = archive_.tensor(value)) {
       add_tensor(*tensor);
@@ -44,6 +47,9 @@ class StateWalker {
  private:
   void enter(const PickleValue& key, const PickleValue& value) {
     if (key.is(PickleKind::text)) {
+      TESSERA_CHECK(key.text().size() <= key_limit, ErrorCode::checkpoint,
+                    "{}: the name {} has {} bytes, the limit is {}", archive_.source(),
+                    shown(key.text()), key.text().size(), key_limit);
       path_.push_back(key.text());
     } else if (key.is(PickleKind::integer)) {
       path_.push_back(std::to_string(key.integer()));

@@ -45,6 +45,8 @@ class DirectoryReader {
   DirectoryReader(const ReadBytes& read, std::uint64_t bytes, const std::string& source)
       : read_(read), bytes_(bytes), source_(source) {}
 
+  std::uint64_t directory_bytes() { return find_directory().bytes; }
+
   std::vector<ZipRecord> run() {
     const DirectoryPlace place = find_directory();
     std::vector<CentralRecord> found = read_directory(place);
@@ -324,6 +326,11 @@ std::string local_of(const ZipPlan& record, std::uint64_t local, std::uint32_t c
 
 ZipDirectory::ZipDirectory(const ReadBytes& read, std::uint64_t bytes, const std::string& source)
     : records_(DirectoryReader(read, bytes, source).run()) {}
+
+std::uint64_t zip_directory_bytes(const ReadBytes& read, std::uint64_t bytes,
+                                  const std::string& source) {
+  return DirectoryReader(read, bytes, source).directory_bytes();
+}
 
 const ZipRecord* ZipDirectory::find(std::string_view name) const {
   const auto found =

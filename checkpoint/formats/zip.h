@@ -33,6 +33,10 @@ class ZipDirectory {
   std::vector<ZipRecord> records_;
 };
 
+// How large the directory says to be, which is read at once.
+std::uint64_t zip_directory_bytes(const ReadBytes& read, std::uint64_t bytes,
+                                  const std::string& source);
+
 // A record to be written, whose size is known before its data.
 struct ZipPlan {
   std::string name;

@@ -5,6 +5,7 @@
 
 #include "kernels/base/parallel.h"
 #include "kernels/cpu/attention_head.h"
+#include "kernels/cpu/attention_single.h"
 #include "kernels/registry.h"
 
 namespace tessera::kernels::cpu {
@@ -121,6 +122,7 @@ class ForwardHead {
 
 void attention_forward(const AttentionForward& arguments, Queue) {
   const AttentionPlan plan(arguments.shape, "attention_forward");
+  if (is_single_query(arguments)) return attention_single(arguments);
   const std::int64_t heads = plan.shape.heads;
   parallel_for(0, plan.shape.batch * heads, 1, [&](std::int64_t first, std::int64_t last) {
     static thread_local ForwardScratch scratch;

@@ -4,7 +4,6 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <atomic>
 #include <chrono>
@@ -252,28 +251,17 @@ TEST(AsyncSaveFaults, DiesAtEveryCall) {
   const int total = counting.calls();
   EXPECT_GT(total, 20);
   for (const Fault fault : {Fault::kill, Fault::power_loss}) {
-    for (int k = 1; k <= total; ++k) {
-      SCOPED_TRACE(fmt::format("call {} of {}", k, total));
-      reset();
-      const pid_t child = ::fork();
-      ASSERT_NE(child, -1);
-      if (child == 0) {
-        FaultyCalls calls(fault, k);
-        save_second(dir, calls, 1);
-        ::_exit(0);
-      }
-      int status = 0;
-      ASSERT_EQ(::waitpid(child, &status, 0), child);
-      ASSERT_TRUE(WIFEXITED(status));
-      ASSERT_EQ(WEXITSTATUS(status), FaultyCalls::exit_status);
-      expect_first_or_second(dir);
-      FaultyCalls none(Fault::none, 0);
-      save_second(dir, none, 1);
-      EXPECT_EQ(find_latest_alone(dir)->step, 2);
-      EXPECT_EQ(std::distance(fs::directory_iterator(dir), fs::directory_iterator()), 3)
-          << "besides .lock and latest, the step alone";
-      if (HasFailure()) return;
-    }
+    die_at_every_call(
+        fault, total, reset, [&](FaultyCalls& calls) { save_second(dir, calls, 1); },
+        [&] {
+          expect_first_or_second(dir);
+          FaultyCalls none(Fault::none, 0);
+          save_second(dir, none, 1);
+          EXPECT_EQ(find_latest_alone(dir)->step, 2);
+          EXPECT_EQ(std::distance(fs::directory_iterator(dir), fs::directory_iterator()), 3)
+              << "besides .lock and latest, the step alone";
+        });
+    if (HasFailure()) return;
   }
 }
 

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <optional>
+#include <thread>
 
 #include "checkpoint/support.h"
 
@@ -62,6 +64,28 @@ TEST(FindLatest, FallsBackAndSaysWhy) {
   });
   spoil(folder.path() / "step-1");
   EXPECT_TRUE(has(error_of([&] { find_latest_alone(folder.path()); }), "is intact: step-3"));
+}
+
+TEST(FindLatest, OfTheModelAloneTheOptimizerMayBeDamaged) {
+  TemporaryFolder folder;
+  for (const int step : {1, 2}) save_version(folder.path(), step);
+  const auto found_by = [&](LoadParts parts) {
+    std::int64_t step = 0;
+    comm::run_local(2, [&](const auto& communicator) {
+      const auto found = find_latest(*communicator, folder.path(), {}, parts);
+      if (communicator->rank() == 0) step = found->step;
+    });
+    return step;
+  };
+  std::string whole = read_all(folder.path() / "step-2/optimizer.safetensors");
+  whole.back() ^= 1;
+  write_all(folder.path() / "step-2/optimizer.safetensors", whole);
+  EXPECT_EQ(found_by(LoadParts::everything), 1);
+  EXPECT_EQ(found_by(LoadParts::model_only), 2);
+  fs::remove(folder.path() / "step-2/optimizer.safetensors");
+  EXPECT_EQ(found_by(LoadParts::model_only), 2);
+  spoil(folder.path() / "step-2");
+  EXPECT_EQ(found_by(LoadParts::model_only), 1);
 }
 
 TEST(FindLatest, LatestIsOnlyAHint) {
@@ -152,13 +176,29 @@ TEST(Leftovers, OfDeadSavesAreCleared) {
             (std::vector<std::string>{".lock", "latest", "step-1", "step-7.partial-mine"}));
 }
 
-TEST(Lock, ASecondSaveIsRefused) {
+TEST(Lock, ASecondSaveWaitsForTheFirst) {
+  TemporaryFolder folder;
+  save_version(folder.path(), 1);
+  std::optional<PendingStep> pending;
+  pending.emplace(folder.path(), 2, "0123456789abcdef", 1);
+  std::thread first([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    EXPECT_FALSE(fs::exists(folder.path() / "step-3"));
+    pending.reset();
+  });
+  save_version(folder.path(), 3, {}, 2);
+  first.join();
+  EXPECT_EQ(find_latest_alone(folder.path())->step, 3);
+}
+
+TEST(Lock, ASecondSaveIsRefusedInTheEnd) {
   TemporaryFolder folder;
   save_version(folder.path(), 1);
   {
     PendingStep pending(folder.path(), 2, "0123456789abcdef", 1);
     for (const int world : {1, 2}) {
-      const std::string text = error_of([&] { save_version(folder.path(), 3, {}, world); });
+      const SaveOptions options{.stall_timeout = std::chrono::milliseconds(150)};
+      const std::string text = error_of([&] { save_version(folder.path(), 3, options, world); });
       EXPECT_TRUE(has(text, "another run is saving into"));
     }
     // The refused save has left the other's work alone.

@@ -2,7 +2,6 @@
 // the new one, whole; the next one clears what is left.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include "checkpoint/convert.h"
 #include "checkpoint/faulty_calls.h"
@@ -106,24 +105,13 @@ TEST_P(ConvertFaults, DiesAtEveryCall) {
   const int total = count_calls();
   EXPECT_GT(total, 12);
   for (const Fault fault : {Fault::kill, Fault::power_loss}) {
-    for (int k = 1; k <= total; ++k) {
-      SCOPED_TRACE(fmt::format("call {} of {}", k, total));
-      reset();
-      const pid_t child = ::fork();
-      ASSERT_NE(child, -1);
-      if (child == 0) {
-        FaultyCalls calls(fault, k);
-        run(calls);
-        ::_exit(0);
-      }
-      int status = 0;
-      ASSERT_EQ(::waitpid(child, &status, 0), child);
-      ASSERT_TRUE(WIFEXITED(status));
-      ASSERT_EQ(WEXITSTATUS(status), FaultyCalls::exit_status);
-      expect_old_or_new();
-      convert_again();
-      if (HasFailure()) return;
-    }
+    die_at_every_call(
+        fault, total, [&] { reset(); }, [&](FaultyCalls& calls) { run(calls); },
+        [&] {
+          expect_old_or_new();
+          convert_again();
+        });
+    if (HasFailure()) return;
   }
 }
 

@@ -67,6 +67,94 @@ class Convert : public ::testing::Test {
   TemporaryFolder folder_;
 };
 
+TEST_F(Convert, ExaminesFilesThatSeveralRanksWrote) {
+  for (const StateDictType type : {StateDictType::full, StateDictType::sharded}) {
+    const fs::path step = save_step(type);
+    const auto source = formats::recognise(step).open(step);
+    EXPECT_TRUE(source->examine([](std::uint64_t) {}).empty());
+    for (const auto& entry : fs::directory_iterator(step)) {
+      if (entry.path().extension() != ".safetensors") continue;
+      std::string whole = read_all(entry.path());
+      whole.back() ^= 1;
+      write_all(entry.path(), whole);
+      const auto damages = source->examine([](std::uint64_t) {});
+      ASSERT_EQ(damages.size(), 1u) << entry.path();
+      EXPECT_TRUE(has(damages[0].text, entry.path().filename()));
+      EXPECT_TRUE(type == StateDictType::sharded || !damages[0].tensors.empty());
+      whole.back() ^= 1;
+      write_all(entry.path(), whole);
+    }
+    fs::remove_all(step);
+  }
+}
+
+TEST_F(Convert, ElementsOfLessThanAByteAreRefused) {
+  const fs::path folder = *this / "hf";
+  fs::create_directories(folder);
+  std::string header = R"({"lm_head.weight":{"dtype":"F4","shape":[2],"data_offsets":[0,1]},)"
+                       R"("wte.weight":{"dtype":"F4","shape":[2],"data_offsets":[1,2]}})";
+  header.append((8 - header.size() % 8) % 8, ' ');
+  std::string file(8, '\0');
+  file[0] = static_cast<char>(header.size());
+  write_all(folder / "model.safetensors", file + header + "ab");
+  EXPECT_TRUE(has(error_of([&] { convert_to(folder, *this / "out", "hf"); }), "F4"));
+}
+
+TEST_F(Convert, ShardsOfADistributedSaveAreRefusedWithAdvice) {
+  const fs::path folder = hugging_face({"a"});
+  fs::remove(folder / "config.json");
+  fs::rename(folder / "model.safetensors", folder / "shard-00001-model-00001-of-00001.safetensors");
+  EXPECT_TRUE(
+      has(error_of([&] { convert_to(folder, *this / "out", "hf"); }), "enable_consolidation=True"));
+  // The same bytes as a part of a distributed checkpoint.
+  const fs::path dcp = *this / "dcp";
+  convert_to(hugging_face({"a"}), dcp, "dcp");
+  std::string tensors = read_all(*this / "hf/model.safetensors");
+  tensors.resize(fs::file_size(dcp / "__0_0.distcp"));
+  write_all(dcp / "__0_0.distcp", tensors);
+  EXPECT_TRUE(has(error_of([&] { convert_to(dcp, *this / "out", "hf"); }), "serialization_format"));
+}
+
+TEST_F(Convert, AHeaderLargerThanTheMemoryIsNotRead) {
+  const fs::path folder = hugging_face({"a"});
+  std::string file(8, '\0');
+  file[3] = 4;  // 64 MiB, which are no JSON
+  file.append(std::size_t{64} << 20, 'x');
+  write_all(folder / "model.safetensors", file);
+  const auto before = resident_memory().peak;
+  const std::string text =
+      error_of([&] { convert_to(folder, *this / "out", "hf", {.max_memory = 48u << 20}); },
+               ErrorCode::out_of_memory);
+  EXPECT_TRUE(has(text, "the headers of"));
+  EXPECT_LT(resident_memory().peak, before + (32u << 20));
+  EXPECT_TRUE(has(error_of([&] { convert_to(folder, *this / "out", "hf"); }), "not valid JSON"));
+}
+
+TEST_F(Convert, WhatAppearsAtTheTargetMeanwhileIsNotReplaced) {
+  const fs::path step = save_step(StateDictType::full);
+  for (const bool force : {false, true}) {
+    const fs::path out = *this / (force ? "forced" : "out");
+    ConvertOptions options;
+    options.weights_only = true;
+    options.force = force;
+    options.progress = [&](const ConvertProgress&) {
+      fs::create_directories(out);
+      write_all(out / "thesis.tex", "text");
+    };
+    EXPECT_TRUE(has(error_of([&] { convert_to(step, out, "hf", options); }), out.string()));
+    EXPECT_EQ(read_all(out / "thesis.tex"), "text");
+    EXPECT_EQ(names_in_folder(out).size(), 1u);
+    options.progress = [&](const ConvertProgress&) {
+      fs::remove_all(out);
+      write_all(out, "mine");
+    };
+    fs::remove_all(out);
+    if (force) continue;
+    EXPECT_TRUE(has(error_of([&] { convert_to(step, out, "torch", options); }), out.string()));
+    EXPECT_EQ(read_all(out), "mine");
+  }
+}
+
 TEST_F(Convert, RoundTripsAreTheSameBytesInEveryWorld) {
   const fs::path step = save_step(StateDictType::sharded);
   convert_to(step, *this / "full", "full");

@@ -218,6 +218,13 @@ TEST(ForgedManifests, AreRefusedByName) {
   EXPECT_TRUE(has(refusal([&](auto& m) { m["files"][file]["bytes"] = 1ull << 40; }), "chunks"));
   EXPECT_TRUE(has(refusal([&](auto& m) { m["files"][file]["xxh3"] = "zz34567890123456"; }),
                   "not a checksum"));
+  // 2^60 chunks have as many digits as none, in 64 bits.
+  EXPECT_TRUE(has(refusal([&](auto& m) {
+                    m["files"][file]["bytes"] = 1ull << 60;
+                    m["files"][file]["chunk_bytes"] = 1;
+                    m["files"][file]["xxh3"] = "";
+                  }),
+                  "chunks"));
   EXPECT_TRUE(has(refusal([&](auto& m) { m["files"].erase(file); }), "no file"));
   EXPECT_TRUE(has(refusal([](auto& m) { m["model"]["pieces"][0][0][0] = 9; }), "of no tensor"));
   EXPECT_TRUE(has(refusal([](auto& m) { m["model"]["pieces"][0][0][1] = 1; }), "hole or overlap"));

@@ -2,7 +2,6 @@
 // find_latest gives the old or the new one, and the next save works.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include "checkpoint/faulty_calls.h"
 #include "checkpoint/support.h"
@@ -103,34 +102,12 @@ class SaveFaults : public ::testing::TestWithParam<Scenario> {
   TemporaryFolder folder_;
 };
 
-void sweep_deaths(Fault fault, int total, const std::function<void()>& reset,
-                  const std::function<void(FaultyCalls*)>& save_new,
-                  const std::function<void()>& check) {
-  for (int k = 1; k <= total; ++k) {
-    SCOPED_TRACE(fmt::format("call {} of {}", k, total));
-    reset();
-    const pid_t child = ::fork();
-    ASSERT_NE(child, -1);
-    if (child == 0) {
-      FaultyCalls calls(fault, k);
-      save_new(&calls);
-      ::_exit(0);
-    }
-    int status = 0;
-    ASSERT_EQ(::waitpid(child, &status, 0), child);
-    ASSERT_TRUE(WIFEXITED(status));
-    ASSERT_EQ(WEXITSTATUS(status), FaultyCalls::exit_status);
-    check();
-    if (::testing::Test::HasFailure()) return;
-  }
-}
-
 TEST_P(SaveFaults, DiesAtEveryCall) {
   const int total = count_calls();
   EXPECT_GT(total, 20);
   for (const Fault fault : {Fault::kill, Fault::power_loss}) {
-    sweep_deaths(
-        fault, total, [&] { reset(); }, [&](FaultyCalls* calls) { save_new(calls); },
+    die_at_every_call(
+        fault, total, [&] { reset(); }, [&](FaultyCalls& calls) { save_new(&calls); },
         [&] {
           expect_old_or_new();
           FaultyCalls none(Fault::none, 0);

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
@@ -178,5 +181,29 @@ class FaultyCalls final : public SystemCalls {
   std::set<std::string> created_;   // names in folders that were not fsynced since
   std::vector<Rename> renames_;     // likewise
 };
+
+// Does the work in a process of its own that `fault` ends at its k-th call, for every k up to
+// `total`; `reset` comes before and `check` after each.
+inline void die_at_every_call(Fault fault, int total, const std::function<void()>& reset,
+                              const std::function<void(FaultyCalls&)>& work,
+                              const std::function<void()>& check) {
+  for (int k = 1; k <= total; ++k) {
+    SCOPED_TRACE("call " + std::to_string(k) + " of " + std::to_string(total));
+    reset();
+    const pid_t child = ::fork();
+    ASSERT_NE(child, -1);
+    if (child == 0) {
+      FaultyCalls calls(fault, k);
+      work(calls);
+      ::_exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFEXITED(status));
+    ASSERT_EQ(WEXITSTATUS(status), FaultyCalls::exit_status);
+    check();
+    if (::testing::Test::HasFailure()) return;
+  }
+}
 
 }  // namespace tessera::checkpoint::testing

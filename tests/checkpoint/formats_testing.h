@@ -12,7 +12,10 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/file.h"
 #include "checkpoint/formats/format.h"
+#include "checkpoint/formats/torch_archive.h"
+#include "checkpoint/formats/zip.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/support.h"
 
@@ -99,6 +102,21 @@ inline void write_copy(formats::Source& source, const formats::Format& format, c
     }
   }
   sink->finish();
+}
+
+// A torch.save file of this pickle, whose storages "0", "1" ... are zeros of these sizes.
+inline void write_torch_file(const fs::path& path, const std::string& pickle,
+                             const std::vector<std::uint64_t>& storages = {}) {
+  auto records = formats::plan_torch_archive("archive", pickle.size(), storages);
+  formats::plan_zip(records);
+  File file = File::create(path);
+  formats::ZipWriter zip(file, 0, std::move(records));
+  zip.append(pickle);
+  zip.append(formats::torch_byteorder);
+  for (const std::uint64_t bytes : storages) zip.append(std::string(bytes, '\0'));
+  zip.append(formats::torch_version);
+  zip.finish();
+  file.close();
 }
 
 }  // namespace tessera::checkpoint::testing

@@ -189,6 +189,51 @@ TEST(LockWithoutFlock, OnlyWhoIsCertainlyGoneIsTakenOver) {
   save_and_tell(folder.path(), 5, {}, &calls);
 }
 
+// Another run takes a dead one's place just before this one does.
+class OvertakenAtTheOwnerFile final : public SystemCalls {
+ public:
+  explicit OvertakenAtTheOwnerFile(std::string theirs) : theirs_(std::move(theirs)) {}
+  int flock(int, int) override {
+    errno = ENOLCK;
+    return -1;
+  }
+  int unlink(const char* path) override {
+    overtake(path);
+    return SystemCalls::unlink(path);
+  }
+  int rename(const char* from, const char* to) override {
+    overtake(from);
+    return SystemCalls::rename(from, to);
+  }
+
+ private:
+  void overtake(const fs::path& path) {
+    if (path.filename() == ".lock-owner" && !std::exchange(done_, true)) write_all(path, theirs_);
+  }
+  std::string theirs_;
+  bool done_ = false;
+};
+
+TEST(LockWithoutFlock, OneOfTwoTakesOver) {
+  TemporaryFolder folder;
+  save_version(folder.path(), 1);
+  write_all(owner_file(folder.path()), "host elsewhere\npid 1\nboot b\nstart 1\n");
+  NoFlock calls(ENOLCK);
+  // Of this host, and gone.
+  std::string here;
+  {
+    const ScopedSystemCalls scope(calls);
+    fs::remove(owner_file(folder.path()));
+    const PendingStep pending(folder.path(), 2, "0123456789abcdef", 1);
+    here = read_all(owner_file(folder.path()));
+  }
+  write_all(owner_file(folder.path()), here.substr(0, here.find("boot")) + "boot other\nstart 1\n");
+  OvertakenAtTheOwnerFile overtaken(here);
+  const std::string text = error_of([&] { save_and_tell(folder.path(), 3, {}, &overtaken); });
+  EXPECT_TRUE(has(text, "another run is saving into"));
+  EXPECT_EQ(read_all(owner_file(folder.path())), here);
+}
+
 TEST(Links, AreNotWrittenThrough) {
   TemporaryFolder folder;
   write_all(folder.path() / "precious", "thesis");

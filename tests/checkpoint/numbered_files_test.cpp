@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint/export.h"
+#include "checkpoint/folder_lock.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/support.h"
@@ -102,6 +103,23 @@ TEST(Export, ReplacesNothingThatItDidNotWrite) {
   EXPECT_TRUE(has(error, "holds 'thesis.tex', which no export wrote"));
   EXPECT_EQ(names_at(folder.path()), std::vector<std::string>{"out"});
   EXPECT_EQ(names_at(out), std::vector<std::string>{"thesis.tex"});
+}
+
+TEST(Export, RemovesWhatADeadExportLeftAndNothingElse) {
+  const TemporaryFolder folder;
+  const fs::path out = folder.path() / "out";
+  for (const char* name : {"out.partial-mine", "out.partial-0123456789abcdef"}) {
+    fs::create_directories(folder.path() / name);
+    write_all(folder.path() / name / "thesis.tex", "x");
+  }
+  // Of an export that goes on: it holds a lock on its folder.
+  const fs::path live = folder.path() / "out.partial-aaaaaaaaaaaaaaaa";
+  fs::create_directories(live);
+  const auto lock = LockedFolder::try_lock(live);
+  ASSERT_TRUE(lock.has_value());
+  export_version(out, 1);
+  EXPECT_EQ(names_at(folder.path()),
+            (std::vector<std::string>{"out", "out.partial-aaaaaaaaaaaaaaaa", "out.partial-mine"}));
 }
 
 class FullAtFsync final : public SystemCalls {

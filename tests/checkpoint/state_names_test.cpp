@@ -62,6 +62,18 @@ std::string all_notes(const NamedState& state) {
 
 using Names = std::vector<std::string>;
 
+TEST(StateNames, GroupsThatAreNoDictsAreLeftOut) {
+  Items items;
+  items.tensor({"model", "w"}).tensor({"optimizer", "state", "w", "exp_avg"});
+  items.value({"optimizer", "param_groups", "0"}, 5)
+      .value({"optimizer", "param_groups", "0", "lr"}, 0.1)
+      .value({"optimizer", "param_groups", "1", "lr"}, 0.2);
+  const NamedState state = items.name();
+  const json& groups = json_of(state.contents.scalars).at(formats::param_groups_key);
+  ASSERT_EQ(groups.size(), 1u);
+  EXPECT_EQ(groups[0].at("lr"), 0.2);
+}
+
 TEST(StateNames, FindsTheModelWhereProgramsPutIt) {
   EXPECT_EQ(names_of(Items().tensor({"a.weight"}).name()), Names{"model/a.weight"});
   for (const char* dict : {"model", "module", "state_dict", "model_state_dict", "net"}) {

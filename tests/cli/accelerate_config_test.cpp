@@ -177,6 +177,13 @@ TEST(AccelerateConfig, VersionsHaveTheirDefaults) {
             std::string::npos);
 }
 
+TEST(AccelerateConfig, WithoutDistributionThereIsOneRank) {
+  EXPECT_EQ(parse_accelerate_config("distributed_type: NO\n", "a.yaml").processes, 1);
+  EXPECT_EQ(
+      parse_accelerate_config("distributed_type: 'NO'\nnum_processes: 2\n", "a.yaml").processes, 2);
+  EXPECT_FALSE(parse_accelerate_config("distributed_type: FSDP\n", "a.yaml").processes);
+}
+
 TEST(AccelerateConfig, KeysOfTheOtherVersionAreTakenWithAWarning) {
   const Recipe recipe = under(
       "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  fsdp_sharding_strategy: 2\n"

@@ -100,7 +100,9 @@ TEST(ConfigCommand, EveryQuestionHasADefault) {
 TEST(ConfigCommand, RefusesWhatItCannotDo) {
   const TemporaryFolder folder;
   const std::string file = (folder / "a.yaml").string();
-  const Ended piped = run_program({"config", "--config-file", file});
+  const Ended piped =
+      run_program({"launch", "sh", "-c",
+                   testing::program_path() + " config --config-file " + file + " < /dev/null"});
   EXPECT_EQ(piped.code, 2) << piped.err;
   EXPECT_FALSE(std::filesystem::exists(file));
   ASSERT_EQ(run_program({"config", "default", "--config-file", file}).code, 0);

@@ -1,5 +1,6 @@
 // `tessera generate`: the same text from every kind of folder, draws that can be repeated, logits.
 #include <cstring>
+#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -14,6 +15,10 @@ using testing::run_program;
 using testing::Settings;
 using testing::train;
 using testing::TrainingFolder;
+
+void write_file(const std::string& path, const std::string& text) {
+  std::ofstream(path) << text;
+}
 
 // One model, saved in both ways. Trained once for all tests.
 class Generate : public ::testing::Test {
@@ -94,6 +99,76 @@ TEST_F(Generate, DrawsCanBeRepeatedAndLimited) {
   EXPECT_EQ(with({"--temperature", "0.0001", "--seed", "3"}), greedy);
 }
 
+TEST_F(Generate, ANucleusLimitsTheDraws) {
+  const std::string steps = path("FULL_STATE_DICT");
+  const std::vector<std::string> begin = {"--prompt", "ga", "--max-new-tokens", "30"};
+  const auto with = [&](std::vector<std::string> options) {
+    options.insert(options.end(), begin.begin(), begin.end());
+    return text(steps, options);
+  };
+  EXPECT_EQ(with({"--temperature", "2", "--top-p", "1e-9", "--seed", "5"}), with({}));
+  EXPECT_EQ(with({"--temperature", "2", "--top-p", "1", "--seed", "5"}),
+            with({"--temperature", "2", "--seed", "5"}));
+}
+
+TEST_F(Generate, EndsAtStopTokensAndAtTheModelsOwn) {
+  fs::create_directory(path("ending"));
+  for (const std::string name : {"config.json", "model.safetensors"}) {
+    fs::copy_file(path("FULL_STATE_DICT/step-30/" + name), path("ending/" + name));
+  }
+  const std::vector<std::string> request = {"--prompt-ids", "103,97", "--max-new-tokens", "8"};
+  const auto with = [&](std::vector<std::string> options) {
+    options.insert(options.end(), request.begin(), request.end());
+    return text(path("ending"), options);
+  };
+  const std::string whole = with({});
+  const std::string first = whole.substr(0, whole.find(',', 7));
+  const std::string stop = first.substr(first.rfind(',') + 1);
+  EXPECT_EQ(with({"--stop", stop}), first + "\n");
+  write_file(path("ending/generation_config.json"), "{\"eos_token_id\": [3, " + stop + "]}");
+  EXPECT_EQ(with({}), first + "\n");
+  EXPECT_EQ(with({"--ignore-eos"}), whole);
+  write_file(path("ending/generation_config.json"), "{\"eos_token_id\": \"end\"}");
+  const Ended refused = generate(path("ending"), request);
+  EXPECT_EQ(refused.code, 3);
+  EXPECT_NE(refused.err.find("eos_token_id is \"end\""), std::string::npos) << refused.err;
+}
+
+TEST_F(Generate, SeveralPromptsAreLinesOfJson) {
+  const std::string steps = path("FULL_STATE_DICT");
+  write_file(path("prompts.txt"), "ga\nthe licen\nx\n");
+  const std::string lines =
+      text(steps, {"--prompts", path("prompts.txt"), "--max-new-tokens", "6"});
+  std::istringstream stream(lines);
+  std::vector<std::string> prompts;
+  for (std::string line; std::getline(stream, line);) {
+    const auto result = nlohmann::json::parse(line);
+    const std::string prompt = result.at("prompt");
+    prompts.push_back(prompt);
+    EXPECT_EQ(result.at("tokens").size(), 6u);
+    EXPECT_EQ(text(steps, {"--prompt", prompt, "--max-new-tokens", "6"}),
+              prompt + result.at("text").get<std::string>() + "\n");
+  }
+  EXPECT_EQ(prompts, (std::vector<std::string>{"ga", "the licen", "x"}));
+}
+
+TEST_F(Generate, In16BitsAndWithStatistics) {
+  const Ended ended = generate(path("FULL_STATE_DICT"), {"--prompt", "ga", "--max-new-tokens", "5",
+                                                         "--dtype", "bf16", "--stats"});
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_EQ(ended.out.size(), 2u + 5 + 1);
+  EXPECT_NE(ended.err.find("2 tokens of prompt"), std::string::npos) << ended.err;
+  EXPECT_NE(ended.err.find("5 new ones in"), std::string::npos) << ended.err;
+}
+
+// The optimizer's tensors are neither read nor needed.
+TEST_F(Generate, AStepWhoseOptimizerIsDamagedGenerates) {
+  fs::copy(path("FULL_STATE_DICT"), path("worn"), fs::copy_options::recursive);
+  testing::damage(path("worn/step-30/optimizer.safetensors"), 200'000);
+  EXPECT_EQ(text(path("worn/step-30"), draw_20), text(path("FULL_STATE_DICT/step-30"), draw_20));
+  EXPECT_EQ(text(path("worn"), draw_20), text(path("FULL_STATE_DICT/step-30"), draw_20));
+}
+
 TEST_F(Generate, TextMayBeLongerThanTheModelsPositions) {
   const std::string long_text =
       text(path("FULL_STATE_DICT"), {"--prompt", "tile", "--max-new-tokens", "100"});
@@ -137,6 +212,14 @@ TEST_F(Generate, WhatCannotBeAskedIsRefused) {
       {steps, {"--prompt", "a", "--temperature", "nan"}, 2, "must be a number of at least 0"},
       {steps, {"--prompt", "a", "--top-k", "-3"}, 2, "--top-k"},
       {steps, {"--prompt", "a", "--max-new-tokens", "-3"}, 2, "--max-new-tokens"},
+      {steps, {"--prompt", "a", "--top-p", "0"}, 2, "--top-p must be above 0"},
+      {steps, {"--prompt", "a", "--top-p", "1.5"}, 2, "--top-p"},
+      {steps, {"--prompt", "a", "--dtype", "fp8"}, 2, "--dtype must be fp32 or bf16"},
+      {steps, {"--prompt", "a", "--chat"}, 2, "chat templates are not built"},
+      {steps, {"--prompt", "a", "--stop", "x"}, 2, "--stop"},
+      {steps, {"--prompt", "a", "--prompts", "-"}, 2, "--prompts FILE"},
+      {steps, {"--prompts", path("none.txt")}, 4, "none.txt: cannot be read"},
+      {steps, {"--prompts", "/dev/null"}, 4, "no prompts there"},
       {steps, {"--prompt", "a", "--seeed", "3"}, 2, "did you mean --seed?"},
       {steps, {"--prompt", std::string(65, 'a'), "--logits", path("l")}, 2, "takes 1 to 64"},
       {steps, {"--prompt", "a", "--logits", "/proc/nowhere/l"}, 5, "/proc/nowhere/l"},

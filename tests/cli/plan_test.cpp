@@ -66,6 +66,22 @@ TEST(Plan, HasEveryStrategyAndKind) {
   }
 }
 
+// Beside a GPU the copy of an asynchronous save lies in the host's memory, page-locked.
+TEST(Plan, CountsTheCopyOfAnAsynchronousSaveOnAGpusHost) {
+  const TrainingFolder folder;
+  const std::string recipe =
+      "model: {architecture: gpt2, n_layer: 2, n_head: 2, n_embd: 64, seq_len: 64}\n"
+      "data: {train: nothing.txt, tokenizer: bytes, batch_size: 2}\n"
+      "checkpoint: {dir: steps, every: 10, async: true}\n";
+  folder.write("r.yaml", recipe + "train: {device: cuda}\n");
+  const nlohmann::json plan = planned(folder.path("r.yaml"), {"--world-size", "2"});
+  const nlohmann::json& row = plan["plans"][0];
+  const auto bytes = row["bytes"]["parameters"].get<double>();
+  ASSERT_TRUE(row.contains("on_host")) << row;
+  // Masters and two moments, less the padding that is never saved.
+  EXPECT_NEAR(row["on_host"]["other"].get<double>() / (3 * bytes), 1, 0.1);
+}
+
 // A folder that transformers saved says what the model is; its weights are not needed.
 TEST(Plan, TakesAPretrainedFolder) {
   const TrainingFolder folder;

@@ -74,7 +74,7 @@ TEST(Tokenize, BadInputIsOneLineAndLeavesNothing) {
   const fs::path text = text_in(folder, "some text");
   const std::string out = (folder / "tokens.bin").string();
   const std::string bert = tokenizer_file("bert.json");
-  std::ofstream(folder / "empty.txt");
+  std::ofstream(folder / "empty.txt").close();
   std::ofstream(folder / "bad.json") << R"({"model": {"type": "Magic"}})";
   struct Case {
     fs::path text;

@@ -14,15 +14,19 @@
 
 #include "checkpoint/checksum.h"
 #include "checkpoint/file.h"
+#include "checkpoint/formats/dcp.h"
 #include "checkpoint/formats/dcp_metadata.h"
+#include "checkpoint/formats/deepspeed.h"
 #include "checkpoint/formats/torch.h"
 #include "checkpoint/formats/torch_archive.h"
+#include "checkpoint/hugging_face.h"
 #include "checkpoint/json.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
 #include "cli/recipe.h"
 #include "kernels/base/error.h"
 #include "models/registry.h"
+#include "tokenizers/load.h"
 
 namespace tessera::fuzz {
 
@@ -93,19 +97,23 @@ void run_dcp_metadata(std::string_view bytes) {
   }
 }
 
-void run_torch_file(std::string_view bytes) {
-  const MemoryFile file(bytes);
-  const auto source = torch_format().open(file.path());
+// What opened is read through, from both ends.
+void read_through(Source& source) {
   std::vector<std::byte> data;
-  const auto& tensors = source->contents().tensors;
+  const auto& tensors = source.contents().tensors;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const std::int64_t all = element_count(tensors[i].shape, tensors[i].name);
     const std::int64_t count = std::min(all, readable / 8);
     data.resize(static_cast<std::size_t>(count) * 8);
-    source->read(i, 0, count, data.data());
-    source->read(i, all - count, count, data.data());
+    source.read(i, 0, count, data.data());
+    source.read(i, all - count, count, data.data());
   }
-  (void)source->verify(nullptr);
+  (void)source.verify(nullptr);
+}
+
+void run_torch_file(std::string_view bytes) {
+  const MemoryFile file(bytes);
+  read_through(*torch_format().open(file.path()));
 }
 
 void run_safetensors(std::string_view bytes) {
@@ -136,12 +144,56 @@ class ScratchFolder {
   fs::path path_;
 };
 
-void run_index(std::string_view bytes) {
-  static const ScratchFolder folder;
-  File file = File::create_or_truncate(folder.path() / "pytorch_model.bin.index.json");
+void write_bytes(const fs::path& path, std::string_view bytes) {
+  File file = File::create_or_truncate(path);
   file.write_at(0, bytes.data(), bytes.size());
   file.close();
-  (void)torch_format().open(folder.path());
+}
+
+// Of numbered files, one of which is there.
+void run_index(std::string_view bytes) {
+  static const ScratchFolder torch_folder;
+  write_bytes(torch_folder.path() / "pytorch_model.bin.index.json", bytes);
+  try {
+    (void)torch_format().open(torch_folder.path());
+  } catch (const Error&) {
+  }
+  static const ScratchFolder folder;
+  static const bool made = [] {
+    const float values[3] = {1, 2, 3};
+    write_safetensors(
+        folder.path() / "model-00001-of-00002.safetensors",
+        {{{"a", DType::float32, {2}}, values}, {{"b.c", DType::float32, {}}, values}});
+    return true;
+  }();
+  (void)made;
+  write_bytes(folder.path() / "model.safetensors.index.json", bytes);
+  (void)open_hugging_face(folder.path());
+}
+
+// Two files in one: how long the first is, in two bytes, then both.
+std::pair<std::string_view, std::string_view> two_files(std::string_view bytes) {
+  if (bytes.size() < 2) return {};
+  const std::size_t first = static_cast<unsigned char>(bytes[0]) |
+                            (static_cast<std::size_t>(static_cast<unsigned char>(bytes[1])) << 8);
+  bytes.remove_prefix(2);
+  return {bytes.substr(0, first), bytes.substr(std::min(first, bytes.size()))};
+}
+
+void run_dcp(std::string_view bytes) {
+  static const ScratchFolder folder;
+  const auto [metadata, tensors] = two_files(bytes);
+  write_bytes(folder.path() / ".metadata", metadata);
+  write_bytes(folder.path() / "__0_0.distcp", tensors);
+  read_through(*dcp_format().open(folder.path()));
+}
+
+void run_deepspeed(std::string_view bytes) {
+  static const ScratchFolder folder;
+  const auto [model, optimizer] = two_files(bytes);
+  write_bytes(folder.path() / "mp_rank_00_model_states.pt", model);
+  write_bytes(folder.path() / "zero_pp_rank_0_mp_rank_00_optim_states.pt", optimizer);
+  read_through(*deepspeed_format().open(folder.path()));
 }
 
 // The bytes are what the manifest's checksum covers; the checksum is made right, or nothing would
@@ -169,6 +221,22 @@ void run_config(std::string_view bytes) {
   }
 }
 
+// Loads, encodes and decodes.
+void run_tokenizer(std::string_view bytes) {
+  static const ScratchFolder folder;
+  File file = File::create_or_truncate(folder.path() / "tokenizer.json");
+  file.write_at(0, bytes.data(), bytes.size());
+  file.close();
+  const auto tokenizer = tokenizers::load_tokenizer(folder.path() / "tokenizer.json");
+  const std::vector<std::int32_t> ids =
+      tokenizer->encode("The \xff queen's 3rd  \u00c9a\u0301\n\n\u4e2d<s>");
+  for (const std::int32_t id : ids) {
+    if (id < 0 || id >= tokenizer->vocabulary_size()) __builtin_trap();
+  }
+  (void)tokenizer->encode_sequence("x", 100);
+  (void)tokenizer->decode(ids);
+}
+
 // Refusals are what a parser is for.
 template <void (*parse)(std::string_view)>
 void tolerant(std::string_view bytes) {
@@ -185,12 +253,15 @@ const std::vector<FuzzTarget>& fuzz_targets() {
       {"pickle", tolerant<run_pickle>},
       {"zip", tolerant<run_zip>},
       {"dcp_metadata", tolerant<run_dcp_metadata>},
+      {"dcp", tolerant<run_dcp>},
+      {"deepspeed", tolerant<run_deepspeed>},
       {"torch_file", tolerant<run_torch_file>},
       {"safetensors", tolerant<run_safetensors>},
       {"index", tolerant<run_index>},
       {"manifest", tolerant<run_manifest>},
       {"recipe", tolerant<run_recipe>},
       {"config", tolerant<run_config>},
+      {"tokenizer", tolerant<run_tokenizer>},
   };
   return targets;
 }

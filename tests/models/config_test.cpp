@@ -97,10 +97,9 @@ TEST(ModelConfig, MistralAndQwen2AreLlamasWithOtherBiasesAndNames) {
   for (const std::string& line : testing::names_and_shapes(*qwen2)) {
     if (line.find(".bias") != std::string::npos) biases.push_back(line);
   }
-  EXPECT_EQ(biases,
-            (std::vector<std::string>{"model.layers.0.self_attn.q_proj.bias [8]",
-                                      "model.layers.0.self_attn.k_proj.bias [4]",
-                                      "model.layers.0.self_attn.v_proj.bias [4]"}));
+  EXPECT_EQ(biases, (std::vector<std::string>{"model.layers.0.self_attn.q_proj.bias [8]",
+                                              "model.layers.0.self_attn.k_proj.bias [4]",
+                                              "model.layers.0.self_attn.v_proj.bias [4]"}));
   bool found = false;
   for (const auto& [name, module] : qwen2->named_modules()) {
     found = found || module->class_name() == "Qwen2DecoderLayer";
@@ -116,8 +115,7 @@ TEST(ModelConfig, ASlidingWindowEndsTheModelsPositions) {
   EXPECT_EQ(models::make_language_model(mistral)->config()["sliding_window"], 4096);
   const auto narrow = models::make_language_model(with(mistral, "sliding_window", 5));
   EXPECT_EQ(narrow->positions(), 5);
-  EXPECT_EQ(models::make_language_model(with(mistral, "sliding_window", nullptr))->positions(),
-            16);
+  EXPECT_EQ(models::make_language_model(with(mistral, "sliding_window", nullptr))->positions(), 16);
   expect_refused(with(mistral, "sliding_window", 0), {"sliding_window is 0"});
   expect_refused(with(decoder_config("qwen2"), "use_sliding_window", true),
                  {"use_sliding_window = true is not built"});

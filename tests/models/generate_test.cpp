@@ -39,14 +39,15 @@ TEST(Generate, ContinuesWhatWasLearned) {
 
 TEST(Generate, IsRepeatableFromItsSeed) {
   const auto model = counting_model();
-  const models::GenerateOptions options{.max_new_tokens = 20, .temperature = 3.0, .seed = 5};
+  const models::GenerateOptions options{.max_new_tokens = 20,
+                                        .sampling = {.temperature = 3.0, .seed = 5}};
   const Tokens first = models::generate(*model, {1}, options);
   EXPECT_EQ(models::generate(*model, {1}, options), first);
   auto other = options;
-  other.seed = 6;
+  other.sampling.seed = 6;
   EXPECT_NE(models::generate(*model, {1}, other), first);
   auto one_of_one = options;
-  one_of_one.top_k = 1;
+  one_of_one.sampling.top_k = 1;
   EXPECT_EQ(models::generate(*model, {1}, one_of_one),
             models::generate(*model, {1}, {.max_new_tokens = 20}));
 }
@@ -56,7 +57,8 @@ TEST(Generate, TopKKeepsToTheMostProbable) {
   std::set<std::int64_t> seen;
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
     seen.insert(models::generate(*model, {3, 4, 5},
-                                 {.max_new_tokens = 1, .temperature = 50, .top_k = 3, .seed = seed})
+                                 {.max_new_tokens = 1,
+                                  .sampling = {.temperature = 50, .top_k = 3, .seed = seed}})
                     .back());
   }
   EXPECT_EQ(seen.size(), 3u);
@@ -66,17 +68,39 @@ TEST(Generate, TopKKeepsToTheMostProbable) {
 TEST(Generate, StopsAtTheStopTokenAndTellsEachToken) {
   const auto model = counting_model();
   Tokens told;
-  const Tokens tokens = models::generate(*model, {3, 4}, {.max_new_tokens = 9, .stop_token = 6},
+  const Tokens tokens = models::generate(*model, {3, 4}, {.max_new_tokens = 9, .stop_tokens = {6}},
                                          [&](std::int64_t token) { told.push_back(token); });
   EXPECT_EQ(tokens, (Tokens{3, 4, 5, 6}));
   EXPECT_EQ(told, (Tokens{5, 6}));
+}
+
+TEST(Generate, ANucleusOfOneTokenIsTheMostProbable) {
+  const auto model = counting_model();
+  const models::GenerateOptions narrow{.max_new_tokens = 20,
+                                       .sampling = {.temperature = 3, .top_p = 1e-9, .seed = 5}};
+  EXPECT_EQ(models::generate(*model, {1}, narrow),
+            models::generate(*model, {1}, {.max_new_tokens = 20}));
+}
+
+TEST(Generate, PromptsTogetherGetTheTextsThatTheyGetAlone) {
+  const auto model = counting_model();
+  const models::GenerateOptions options{
+      .max_new_tokens = 12, .sampling = {.temperature = 2, .seed = 3}, .stop_tokens = {9}};
+  const std::vector<Tokens> prompts = {
+      {1}, {3, 4, 5}, {0, 1, 2, 3, 4, 5, 6, 7}, {2}, {5, 5}, {7}, {8}, {10, 0}, {4, 4, 4}};
+  const std::vector<Tokens> together = models::generate_all(*model, prompts, options);
+  ASSERT_EQ(together.size(), prompts.size());
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    EXPECT_EQ(together[i], models::generate(*model, prompts[i], options)) << i;
+  }
 }
 
 TEST(Generate, RefusesPromptsItCannotContinue) {
   const auto model = counting_model();
   EXPECT_THROW(models::generate(*model, {}, {}), Error);
   EXPECT_THROW(models::generate(*model, {11}, {}), Error);
-  EXPECT_THROW(models::generate(*model, {1}, {.temperature = -1}), std::logic_error);
+  EXPECT_THROW(models::generate(*model, {1}, {.sampling = {.top_p = 0}}), std::logic_error);
+  EXPECT_THROW(models::generate(*model, {1}, {.sampling = {.temperature = -1}}), std::logic_error);
 }
 
 }  // namespace

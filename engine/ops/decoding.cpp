@@ -1,0 +1,88 @@
+// The ops of generation.
+#include "engine/decoding.h"
+
+#include <cmath>
+
+#include "engine/autograd.h"
+#include "engine/launch.h"
+#include "engine/ops/checks.h"
+#include "kernels/base/error.h"
+
+namespace tessera {
+namespace {
+
+// Rows up to which reading the weight outweighs the product.
+constexpr std::int64_t few_rows = 8;
+
+void require_no_grad(const char* op) {
+  TESSERA_REQUIRE(!grad_enabled(), "{} records nothing for backward; hold a NoGradGuard", op);
+}
+
+}  // namespace
+
+Tensor decode_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                     WeightLayout layout) {
+  require_no_grad("decode_linear");
+  const bool transposed = layout == WeightLayout::out_in;
+  TESSERA_REQUIRE(weight.dimensions() == 2 && x.size(-1) == weight.size(transposed ? 1 : 0),
+                  "decode_linear: x of shape {} and weight of shape {}", x.shape().to_string(),
+                  weight.shape().to_string());
+  const std::int64_t in = x.size(-1);
+  const std::int64_t out_features = weight.size(transposed ? 0 : 1);
+  const std::int64_t rows = in == 0 ? 0 : x.elements() / in;
+  if (rows > few_rows || x.dtype() != weight.dtype()) return linear(x, weight, bias, layout);
+  ops::require_same_device("decode_linear", x, weight, bias);
+  Shape shape = x.shape();
+  shape[-1] = out_features;
+  Tensor out = Tensor::empty(shape, weight.dtype(), x.device());
+  TESSERA_LAUNCH(x.device(), gemv,
+                 {.x = x.data(),
+                  .w = weight.data(),
+                  .bias = bias.defined() ? bias.data() : nullptr,
+                  .out = out.data(),
+                  .rows = rows,
+                  .n = out_features,
+                  .k = in,
+                  .transposed = transposed,
+                  .dtype = weight.dtype()});
+  return out;
+}
+
+Tensor cached_attention(const Tensor& q, std::int64_t head_dim, const CachedRows& cache,
+                        const AttentionOptions& options) {
+  require_no_grad("cached_attention");
+  const std::int64_t key_heads = options.key_heads == 0 ? options.heads : options.key_heads;
+  TESSERA_REQUIRE(q.dimensions() == 3 && q.size(0) == 1 && q.size(2) >= options.heads * head_dim &&
+                      options.heads % key_heads == 0 && cache.keys.dimensions() == 2 &&
+                      cache.length >= q.size(1) && cache.length <= cache.keys.size(0) &&
+                      cache.keys.dtype() == q.dtype() && cache.values.dtype() == q.dtype(),
+                  "cached_attention: q {}, {} of the rows {} with {} heads of {} and {} key heads",
+                  q.shape().to_string(), cache.length, cache.keys.shape().to_string(),
+                  options.heads, head_dim, key_heads);
+  ops::require_same_device("cached_attention", q, cache.keys, cache.values);
+  kernels::AttentionShape shape{};
+  shape.batch = 1;
+  shape.heads = options.heads;
+  shape.key_heads = key_heads;
+  shape.head_dim = head_dim;
+  shape.query_length = q.size(1);
+  shape.key_length = cache.length;
+  shape.q_stride = q.size(2);
+  shape.k_stride = cache.keys.size(1);
+  shape.v_stride = cache.values.size(1);
+  shape.out_stride = options.heads * head_dim;
+  shape.scale = static_cast<float>(
+      options.scale != 0 ? options.scale : 1.0 / std::sqrt(static_cast<double>(head_dim)));
+  shape.causal = true;
+  shape.dtype = q.dtype();
+  Tensor out = Tensor::empty({1, q.size(1), shape.out_stride}, q.dtype(), q.device());
+  const auto from = [](const Tensor& rows, std::int64_t offset) {
+    return rows.data() + static_cast<std::size_t>(offset) * size_of(rows.dtype());
+  };
+  TESSERA_LAUNCH(q.device(), attention_forward,
+                 {shape, q.data(), from(cache.keys, cache.key_offset),
+                  from(cache.values, cache.value_offset), out.data(), nullptr});
+  return out;
+}
+
+}  // namespace tessera

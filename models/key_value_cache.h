@@ -1,0 +1,82 @@
+// What a model keeps of the tokens of one sequence that it has seen, so that the next ones cost
+// only themselves. Its memory is taken once.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/decoding.h"
+
+namespace tessera::models {
+
+class KeyValueCache {
+ public:
+  // For `layers` layers and up to `capacity` tokens: a row of each for a token. A model with packed
+  // projections keeps them whole, and value_width is 0.
+  struct Widths {
+    std::int64_t key = 0;
+    std::int64_t value = 0;
+  };
+  KeyValueCache(std::int64_t layers, std::int64_t capacity, Widths widths, DType dtype,
+                Device device);
+
+  [[nodiscard]] std::int64_t length() const { return length_; }
+  [[nodiscard]] std::int64_t capacity() const { return capacity_; }
+  // Writes the rows [1, T, width] of the next T tokens of a layer, and returns the layer's rows,
+  // these included.
+  CachedRows append(std::int64_t layer, const Tensor& keys, const Tensor& values = {});
+  // The T tokens have passed all layers.
+  void advance(std::int64_t tokens);
+  void clear() { length_ = 0; }
+
+ private:
+  struct Layer {
+    Tensor keys, values;
+  };
+
+  std::int64_t capacity_;
+  std::int64_t length_ = 0;
+  std::vector<Layer> layers_;
+};
+
+// Rows [first, first + count) of [.., rows, width] as [1, count, width], over the same memory.
+Tensor rows_of(const Tensor& x, std::int64_t first, std::int64_t count);
+
+// Sequences that a model continues together: a token of each, or several of one.
+class DecodingBatch {
+ public:
+  // ids [sequences, T]; T is 1 where there are several sequences.
+  DecodingBatch(const Tensor& ids, std::vector<KeyValueCache*> caches);
+
+  [[nodiscard]] const Tensor& ids() const { return ids_; }
+  [[nodiscard]] std::int64_t tokens() const { return ids_.size(1); }
+  // Tokens of the longest sequence, the batch's included.
+  [[nodiscard]] std::int64_t longest() const;
+  // int32 [sequences, T].
+  [[nodiscard]] Tensor positions(Device device) const;
+  // For each sequence attend(cache, its place in the batch), [1, T, width], put together.
+  template <class Attend>
+  [[nodiscard]] Tensor attend_each(Attend&& attend) const {
+    if (caches_.size() == 1) return attend(*caches_.front(), std::int64_t{0});
+    Tensor whole;
+    for (std::size_t i = 0; i < caches_.size(); ++i) {
+      const auto place = static_cast<std::int64_t>(i);
+      const Tensor one = attend(*caches_[i], place);
+      if (!whole.defined()) {
+        whole = Tensor::empty({static_cast<std::int64_t>(caches_.size()), 1, one.size(2)},
+                              one.dtype(), one.device());
+      }
+      rows_of(whole, place, 1).copy_from(one);
+    }
+    return whole;
+  }
+  // The last token's row of each sequence, [sequences, 1, width].
+  [[nodiscard]] Tensor last_rows(const Tensor& x) const;
+  void advance() const;
+
+ private:
+  Tensor ids_;
+  std::vector<KeyValueCache*> caches_;
+};
+
+}  // namespace tessera::models
