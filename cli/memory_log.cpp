@@ -71,20 +71,23 @@ std::optional<std::string> memory_difference(const RankMemory& planned, const Ra
     text += fmt::format("{}{} {} planned and {} measured", text.empty() ? "" : ", ", what,
                         bytes_text(plan), bytes_text(run));
   };
+  const auto off = [at_most](std::size_t plan, std::size_t run) {
+    return at_most ? run > plan : run != plan;
+  };
   for (const MemoryKind kind : exact_kinds) {
-    if (planned.of(kind) != measured.of(kind))
+    if (off(planned.of(kind), measured.of(kind)))
       differ(name_of(kind), planned.of(kind), measured.of(kind));
-    if (planned.in_files[kind] != measured.in_files[kind])
+    if (off(planned.in_files[kind], measured.in_files[kind]))
       differ(fmt::format("{} in files", name_of(kind)), planned.in_files[kind],
              measured.in_files[kind]);
-    if (planned.on_host[kind] != measured.on_host[kind])
+    if (off(planned.on_host[kind], measured.on_host[kind]))
       differ(fmt::format("{} on the host", name_of(kind)), planned.on_host[kind],
              measured.on_host[kind]);
   }
   const auto plan = static_cast<double>(planned.total());
   const auto run = static_cast<double>(measured.total());
-  const double off = at_most ? run - plan : std::abs(plan - run);
-  if (off > tolerance_of_total * std::max(plan, run))
+  const double beyond = at_most ? run - plan : std::abs(plan - run);
+  if (beyond > tolerance_of_total * std::max(plan, run))
     differ("in total", planned.total(), measured.total());
   if (text.empty()) return std::nullopt;
   return "warning: memory is not as planned: " + text;

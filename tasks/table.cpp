@@ -168,6 +168,9 @@ class Table::File {
     std::int64_t window_begin = 0;
     std::int64_t line = 1;
     bool first = true;
+    if (format_ == TableFormat::automatic && size_ > 0) {
+      format_ = format_of(path_, without_newline(next_row(window, window_begin, 0, line)));
+    }
     for (std::int64_t at = 0; at < size_;) {
       const auto row = next_row(window, window_begin, at, line);
       std::string_view text = row;
@@ -182,7 +185,6 @@ class Table::File {
       line += std::count(row.begin(), row.end(), '\n');
       const std::string_view content = without_newline(text);
       if (first) {
-        if (format_ == TableFormat::automatic) format_ = format_of(path_, content);
         first = false;
         if (begin_table(content)) continue;
       }

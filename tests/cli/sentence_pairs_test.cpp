@@ -91,9 +91,13 @@ TEST(SentencePairs, OtherDataIsNoPlaceToGoOn) {
   const auto said = [&](const Settings& changed, int code) {
     return train_sentences(1, more + changed, code).err;
   };
-  EXPECT_NE(said({{"data.train", folder.classes()}}, 4).find("are not those"), std::string::npos);
+  const std::string pairs = folder.pairs("cosine_similarity");
+  EXPECT_NE(
+      said({{"data.train", folder.pairs("multiple_negatives_ranking")}}, 4).find("are not those"),
+      std::string::npos);
   EXPECT_NE(said({{"data.shuffle", "false"}}, 3).find("data.shuffle true"), std::string::npos);
-  EXPECT_NE(said(mixed(folder), 4).find("another number of data sets"), std::string::npos);
+  EXPECT_NE(said({{"data.train", "[" + pairs + ", " + pairs + "]"}}, 4).find("are not those"),
+            std::string::npos);
 }
 
 TEST(SentencePairs, AnEvaluationIsInTheMetricsAndTheSameOnAnyWorld) {
@@ -238,7 +242,9 @@ TEST(SentencePairs, AnotherVocabularyIsRefused) {
   folder.write_encoder("wordy", "bert", 0.1, 3000);
   const auto ended =
       train_sentences(1, folder.small() + Settings{{"model.pretrained", folder.path("wordy")}}, 3);
-  EXPECT_NE(ended.err.find("tokenizer bytes has 256 tokens, and the pretrained model has learnt 3000"), std::string::npos)
+  EXPECT_NE(
+      ended.err.find("tokenizer bytes has 256 tokens, and the pretrained model has learnt 3000"),
+      std::string::npos)
       << ended.err;
 }
 

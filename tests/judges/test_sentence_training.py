@@ -78,14 +78,15 @@ def losses_of(tmp_path):
 
 
 def train_in_torch(minilm, rows, name, head=None):
-    from sentence_transformers import SentenceTransformer, losses
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer import losses
 
     model = SentenceTransformer(str(minilm), device="cpu")
     if name == "cosine_similarity":
         loss = losses.CosineSimilarityLoss(model)
         labels = torch.tensor([row[2] / 5 for row in rows])
     elif name == "softmax":
-        loss = losses.SoftmaxLoss(model, model.get_sentence_embedding_dimension(), len(CLASSES))
+        loss = losses.SoftmaxLoss(model, model.get_embedding_dimension(), len(CLASSES))
         loss.classifier.load_state_dict(head)
         labels = torch.tensor([CLASSES.index(row[3]) for row in rows])
     else:
@@ -132,7 +133,7 @@ def test_losses_are_those_of_sentence_transformers(tessera, minilm, pairs, loss)
 
 def test_a_saved_folder_has_the_same_scores_in_sentence_transformers(tessera, minilm, pairs):
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.evaluation import EmbeddingSimilarityEvaluator
+    from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
     out = tessera.folder / "out"
     text = recipe(minilm, pairs, "cosine_similarity", tessera.folder, 2, f"checkpoint: {{dir: {quoted(out)}}}")
