@@ -134,6 +134,15 @@ class NormalizerSequence final : public Normalizer {
     }
     return text;
   }
+  [[nodiscard]] bool drops_beginning(std::string_view text) const override {
+    std::string current(text);
+    std::string buffer;
+    for (const auto& step : steps_) {
+      if (step->drops_beginning(current)) return true;
+      current = std::string(step->apply(current, buffer));
+    }
+    return false;
+  }
 
  private:
   std::vector<std::unique_ptr<Normalizer>> steps_;
@@ -171,6 +180,15 @@ constexpr std::array<NormalizerType, 14> normalizer_types = {{
 }};
 
 }  // namespace
+
+bool Normalizer::drops_beginning(std::string_view text) const {
+  if (text.empty()) return false;
+  // Tried out with a letter behind it, which no end of a text touches.
+  const std::string alone = std::string(text.substr(0, character_length(text.front()))) + 'a';
+  std::string buffer;
+  std::string other;
+  return apply(alone, buffer) == apply("a", other);
+}
 
 std::unique_ptr<Normalizer> make_normalizer(const json& object, const std::string& source) {
   const std::string type = type_of(object, source);

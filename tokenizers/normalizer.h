@@ -16,6 +16,8 @@ class Normalizer {
   // into `buffer`, which is not what `text` lies in.
   [[nodiscard]] virtual std::string_view apply(std::string_view text,
                                                std::string& buffer) const = 0;
+  // Whether the text's first character goes, so that what is left no longer begins where it began.
+  [[nodiscard]] virtual bool drops_beginning(std::string_view text) const;
 };
 
 // By the `type` of the JSON. Throws Error(data) beginning with `source`.

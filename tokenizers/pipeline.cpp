@@ -53,7 +53,6 @@ struct PipelineTokenizer::Workplace {
   std::vector<std::unique_ptr<PreTokenizerStage>> stages;
   std::string valid;       // the text as UTF-8, where it is not
   std::string normalized;  // one part of it
-  std::string probe;
   std::vector<TextPart> parts;
   std::vector<TextPart> inner;
 };
@@ -104,11 +103,7 @@ void PipelineTokenizer::encode_part(const TextPart& part, Workplace& place,
   bool first = part.begin == 0;
   if (parts_.normalizer) {
     text = parts_.normalizer->apply(text, place.normalized);
-    // A text whose first character is gone no longer begins where it began.
-    if (first && !part.text.empty()) {
-      const std::string_view character = part.text.substr(0, character_length(part.text.front()));
-      first = !parts_.normalizer->apply(character, place.probe).empty();
-    }
+    first = first && !(parts_.looks_at_beginning && parts_.normalizer->drops_beginning(part.text));
   }
   place.inner.clear();
   parts_.added.cut_normalized(text, place.inner);

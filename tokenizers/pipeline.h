@@ -28,6 +28,7 @@ struct PipelineParts {
   std::vector<MakeStage> pre_tokenizer;
   PostProcessor post_processor;
   Decoder decoder;
+  bool looks_at_beginning = false;  // the pre-tokenizer asks where a text begins
   bool truncate_left = false;
   std::optional<std::int32_t> padding_id;
   std::optional<std::int32_t> end_of_text;

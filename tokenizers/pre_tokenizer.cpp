@@ -1,6 +1,7 @@
 // The types of pre-tokenizers.
 #include "tokenizers/pre_tokenizer.h"
 
+#include <algorithm>
 #include <array>
 
 #include "kernels/base/error.h"
@@ -68,6 +69,13 @@ std::vector<MakeStage> make_pre_tokenizer(const json& object, bool bytes_as_they
   std::vector<MakeStage> stages;
   if (!object.is_null()) add_stages(object, bytes_as_they_are, source, stages);
   return stages;
+}
+
+bool looks_at_beginning(const json& object) {
+  if (has(object, "prepend_scheme") && object["prepend_scheme"] == "first") return true;
+  if (!has(object, "pretokenizers") || !object["pretokenizers"].is_array()) return false;
+  const json& listed = object["pretokenizers"];
+  return std::any_of(listed.begin(), listed.end(), looks_at_beginning);
 }
 
 bool ends_in_byte_level(const json& object) {

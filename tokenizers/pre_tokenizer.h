@@ -47,6 +47,8 @@ std::vector<MakeStage> make_pre_tokenizer(const nlohmann::json& json, bool bytes
                                           const std::string& source);
 // Whether the words of this pre-tokenizer come out of ByteLevel.
 bool ends_in_byte_level(const nlohmann::json& json);
+// Whether one of the stages looks at Piece::first.
+bool looks_at_beginning(const nlohmann::json& json);
 
 // One file each in pre_tokenizers/.
 MakeStage make_bert_stage(const nlohmann::json& json, const std::string& source);

@@ -45,6 +45,7 @@ std::shared_ptr<const Tokenizer> tokenizer_from_json(const fs::path& path) {
   if (has(file, "pre_tokenizer")) {
     parts.pre_tokenizer =
         make_pre_tokenizer(file["pre_tokenizer"], bytes, source + ": pre_tokenizer");
+    parts.looks_at_beginning = looks_at_beginning(file["pre_tokenizer"]);
   }
   if (has(file, "added_tokens")) {
     parts.added = AddedTokens(file["added_tokens"], *parts.model, parts.normalizer.get(),

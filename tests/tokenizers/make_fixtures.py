@@ -29,6 +29,7 @@ TRAPS = [
     "http://a.b/c?d=e&f=%20#g user@host.com", "ſtraße K Kelvin ǅ ß ẞ", "\u180e mongolian sep ᠠᠡᠢ", "אָ שּׁ ﬡ",
     "각 각 ᄀᄁ", "𝐀𝐁𝐂 𝒳 𐐀𐐨 𠀀𠀁 𪜀 \U0010fffd \ue000", "\u166d \U000111c9 \u1734 \u1885 \ua9bd \u09fe\u0316", "A" * 300,
     "ab" * 200 + "é" * 150, "中" * 120, "-" * 130 + "!?" * 70, " " * 90, "<0x41>", "▁ ▁▁a b▁c", "it is the time of the best",
+    "\u0301new \u0301", "\u00a0a\u00a0", "\u0301\u0301",
 ]
 LINES = LANGUAGES + TRAPS
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"

@@ -86,6 +86,8 @@ class Precompiled final : public Normalizer {
     }
     return buffer;
   }
+  // The package counts what comes after a character that is dropped as if it were that one.
+  [[nodiscard]] bool drops_beginning(std::string_view) const override { return false; }
 
  private:
   static bool is_ascii(char byte) { return static_cast<unsigned char>(byte) < 0x80; }
