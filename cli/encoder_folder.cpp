@@ -183,9 +183,9 @@ LoadedLanguageModel::LoadedLanguageModel(const std::string& folder, const Contex
         checkpoint::parse_json(checkpoint::read_file(config, config_limit), config.string()),
         config.string());
   }
-  const ByteTokenizer bytes;
-  const bool of_bytes = model_->vocabulary() == bytes.vocabulary_size();
-  tokenizer_ = tokenizers::load_tokenizer(of_bytes ? std::string(bytes.name()) : path.string());
+  const bool of_bytes = !tokenizers::is_tokenizer_folder(path.string()) &&
+                        model_->vocabulary() == ByteTokenizer().vocabulary_size();
+  tokenizer_ = tokenizers::load_tokenizer(of_bytes ? "bytes" : path.string());
   sharded_.emplace(*model_, context, sharding_of(*model_, context, choices));
   checkpoint::State state = checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::load);
   if (has_sharded_files(path)) {

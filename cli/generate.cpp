@@ -3,23 +3,27 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "checkpoint/safetensors.h"
 #include "cli/subcommands.h"
 #include "engine/autograd.h"
 #include "engine/backend.h"
+#include "engine/data/corpus.h"
 #include "engine/data/tokenizer.h"
 #include "kernels/base/error.h"
 #include "models/config_file.h"
 #include "models/generate.h"
 #include "models/load.h"
+#include "tokenizers/load.h"
 
 namespace tessera::cli {
 namespace {
@@ -48,12 +52,19 @@ struct GenerateCommand {
 };
 
 // The folder's; models of bytes have none.
+// The folder's; bytes for a folder without one whose ids can be bytes.
 std::shared_ptr<const Tokenizer> tokenizer_of(const std::string& folder,
                                               const models::LanguageModel& model) {
+  if (tokenizers::is_tokenizer_folder(folder)) {
+    auto tokenizer = tokenizers::load_tokenizer(folder);
+    check_vocabulary(folder, std::string(tokenizer->name()), tokenizer->vocabulary_size(),
+                     model.vocabulary(), true);
+    return tokenizer;
+  }
   auto bytes = make_tokenizer("bytes");
   TESSERA_CHECK(model.vocabulary() == bytes->vocabulary_size(), ErrorCode::usage,
-                "{}: texts are read as bytes, and this model has a vocabulary of {}; give "
-                "--prompt-ids",
+                "{}: there is no tokenizer (tokenizer.json, vocab.txt, tokenizer.model) for this "
+                "model's vocabulary of {}; put it there, or give --prompt-ids",
                 folder, model.vocabulary());
   return bytes;
 }
@@ -91,7 +102,11 @@ Ids end_of_text(const std::string& folder) {
 // Prints a text that grows token by token: a character that is not whole yet waits.
 class GrowingText {
  public:
-  explicit GrowingText(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  // What the prompt's ids say is there already: how a token reads may depend on the one before.
+  GrowingText(const Tokenizer& tokenizer, const Ids& prompt)
+      : tokenizer_(tokenizer), ids_(prompt.begin(), prompt.end()) {
+    printed_ = tokenizer_.decode(ids_).size();
+  }
   void add(std::int64_t id) {
     ids_.push_back(static_cast<std::int32_t>(id));
     const std::string text = tokenizer_.decode(ids_);
@@ -197,7 +212,7 @@ void GenerateCommand::continue_one(models::LanguageModel& model, const Tokenizer
     fmt::print("{}", tokenizer != nullptr ? prompt : fmt::format("{}", fmt::join(ids, ",")));
   };
   std::optional<GrowingText> text;
-  if (tokenizer != nullptr) text.emplace(*tokenizer);
+  if (tokenizer != nullptr) text.emplace(*tokenizer, ids);
   Stopwatch watch;
   models::generate(model, ids, options, [&](std::int64_t id) {
     watch.token();
@@ -229,10 +244,13 @@ void GenerateCommand::continue_all(models::LanguageModel& model, const Tokenizer
   const std::vector<Ids> continued = models::generate_all(
       model, std::move(prompts), options, [&](std::size_t, std::int64_t) { watch.token(); });
   for (std::size_t i = 0; i < texts.size(); ++i) {
-    const auto first = continued[i].begin() + static_cast<std::ptrdiff_t>(begun[i].size());
-    const std::vector<std::int32_t> ids(first, continued[i].end());
+    const std::vector<std::int32_t> all(continued[i].begin(), continued[i].end());
+    const std::span<const std::int32_t> prompt = std::span(all).first(begun[i].size());
+    const std::vector<std::int32_t> ids(all.begin() + std::ssize(begun[i]), all.end());
+    const std::string text = tokenizer.decode(all);
+    const std::size_t known = std::min(tokenizer.decode(prompt).size(), text.size());
     const nlohmann::json line = {
-        {"prompt", texts[i]}, {"text", tokenizer.decode(ids)}, {"tokens", ids}};
+        {"prompt", texts[i]}, {"text", text.substr(known)}, {"tokens", ids}};
     fmt::print("{}\n", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   }
   if (stats) watch.report(prompt_tokens);

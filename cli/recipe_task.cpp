@@ -62,21 +62,11 @@ std::vector<std::string> files_of(const std::vector<DataSetRecipe>& sets) {
   return files;
 }
 
-// Whether a folder says how its model's ids were made from text.
-bool has_tokenizer(const std::filesystem::path& folder) {
-  std::error_code error;
-  for (const char* name : {"tokenizer.json", "vocab.txt", "tokenizer.model", "spiece.model",
-                           "sentencepiece.bpe.model"}) {
-    if (std::filesystem::exists(folder / name, error)) return true;
-  }
-  return false;
-}
-
 // Absent in the recipe: the pretrained folder's, else bytes.
 std::string tokenizer_name(const Recipe& recipe) {
   if (recipe.data.tokenizer) return *recipe.data.tokenizer;
   const auto& folder = recipe.model.pretrained;
-  return folder && has_tokenizer(*folder) ? *folder : "bytes";
+  return folder && tokenizers::is_tokenizer_folder(*folder) ? *folder : "bytes";
 }
 
 tasks::SentenceData sentence_data(const DataSetRecipe& set) {

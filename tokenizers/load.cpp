@@ -19,7 +19,21 @@ std::shared_ptr<const Tokenizer> tokenizer_of_file(const fs::path& path) {
        path.string());
 }
 
+// The file of a folder that says most, or an empty path.
+fs::path file_in(const fs::path& folder) {
+  std::error_code error;
+  for (const char* name : {"tokenizer.json", "vocab.txt", "tokenizer.model", "spiece.model",
+                           "sentencepiece.bpe.model"}) {
+    if (fs::is_regular_file(folder / name, error)) return folder / name;
+  }
+  return {};
+}
+
 }  // namespace
+
+bool is_tokenizer_folder(const std::string& folder) {
+  return !file_in(folder).empty();
+}
 
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name_or_path) {
   if (name_or_path == "bytes") return make_tokenizer(name_or_path);
@@ -30,10 +44,8 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name_or_path)
                 "tokenizer {}: neither 'bytes' nor a file or folder that is there; name a folder "
                 "with a tokenizer.json",
                 name_or_path);
-  for (const char* name : {"tokenizer.json", "vocab.txt", "tokenizer.model", "spiece.model",
-                           "sentencepiece.bpe.model"}) {
-    if (fs::is_regular_file(path / name, error)) return tokenizer_of_file(path / name);
-  }
+  const fs::path file = file_in(path);
+  if (!file.empty()) return tokenizer_of_file(file);
   fail(ErrorCode::configuration,
        "tokenizer {}: the folder holds no tokenizer.json, vocab.txt or tokenizer.model; "
        "AutoTokenizer.from_pretrained(..).save_pretrained(..) writes a tokenizer.json",

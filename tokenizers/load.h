@@ -14,4 +14,7 @@ namespace tessera::tokenizers {
 // none of these, Error(data) for a file that is damaged or holds what is not supported, by name.
 std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name_or_path);
 
+// Whether a folder holds one of those files.
+bool is_tokenizer_folder(const std::string& folder);
+
 }  // namespace tessera::tokenizers
