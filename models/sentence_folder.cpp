@@ -47,7 +47,7 @@ class FolderReader {
     ConfigKey wanted = field(key, ConfigKey::Type::whole);
     wanted.range = at_least(1);
     const json* const value = reader_.value(wanted);
-    reader_.check(value != nullptr, key, "is missing");
+    reader_.check_key(value != nullptr, key, "is missing");
     return value->get<std::int64_t>();
   }
   void only(const char* key, bool supported) const { reader_.only(key, supported); }

@@ -209,11 +209,10 @@ TEST(AccelerateConfig, TheCommandLineGoesBeforeTheFileAndTheFileBeforeTheRecipe)
             "sharding.sharding_strategy: NO_SHARD\n");
   const Recipe set = under(file, own, {"sharding.sharding_strategy=HYBRID_SHARD"});
   EXPECT_EQ(set.sharding.sharding_strategy, Strategy::hybrid_shard);
-  const std::string classes =
-      "distributed_type: FSDP\nfsdp_config: {fsdp_transformer_layer_cls_to_wrap: BertLayer}\n";
-  const Recipe taken_back =
-      under(classes, minimal, {"sharding.transformer_layer_cls_to_wrap=null"});
-  EXPECT_TRUE(taken_back.sharding.transformer_layer_cls_to_wrap.empty());
+  const std::string groups =
+      "distributed_type: FSDP\nparallelism_config: {parallelism_config_dp_shard_size: 2}\n";
+  EXPECT_EQ(under(groups).sharding.group_size, 2);
+  EXPECT_FALSE(under(groups, minimal, {"sharding.group_size=null"}).sharding.group_size);
   // Agreement needs no word.
   EXPECT_EQ(all_notes(under(file, minimal + "sharding: {sharding_strategy: SHARD_GRAD_OP}\n")), "");
 }

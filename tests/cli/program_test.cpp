@@ -46,7 +46,6 @@ TEST(Program, UsageErrorsAreOneLineWithTheNearestName) {
       {{"launch", "--master-port", "70000", "--", "true"}, "--master-port"},
       {{"launch", "--nproc-per-node", "0", "--", "true"},
        "--nproc-per-node must be a number of ranks from 1"},
-      {{"launch", "--nproc-per-node", "gpu", "--", "true"}, "give the number of GPUs instead"},
       {{"launch", "--nnodes", "2", "--", "true"},
        "several machines are not available in this version"},
       {{"recipe"}, "name a recipe"},

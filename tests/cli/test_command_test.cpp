@@ -42,7 +42,7 @@ std::string seeds_file() {
 }
 
 // GPT-2 has no BertLayer: the file says so and the program refuses it by name; the command line can
-// take the class back, and the rest of the file drives the run.
+// name another class, and the rest of the file drives the run.
 TEST(AccelerateRun, TheSeedsFileDrivesARun) {
   const TrainingFolder folder;
   folder.write("seed.yaml", seeds_file());
@@ -57,7 +57,7 @@ TEST(AccelerateRun, TheSeedsFileDrivesARun) {
   EXPECT_EQ(bert.code, 3);
   EXPECT_NE(bert.err.find("BertLayer"), std::string::npos) << bert.err;
   const Ended ended =
-      launched(settings + Settings{{"sharding.transformer_layer_cls_to_wrap", "null"}});
+      launched(settings + Settings{{"sharding.transformer_layer_cls_to_wrap", "GPT2Block"}});
   ASSERT_EQ(ended.code, 0) << ended.err;
   EXPECT_NE(ended.err.find("seed.yaml:7: fsdp_backward_prefetch_policy is another name for"),
             std::string::npos)

