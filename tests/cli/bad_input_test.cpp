@@ -57,7 +57,7 @@ TEST(BadInput, SettingsThatCannotBe) {
       {{{"train.stps", "5"}}, 3, "unknown key train.stps; did you mean steps?"},
       {{{"data.batch_size", "0"}}, 3, "data.batch_size must be at least 1, got 0"},
       {{{"data.batch_size", "many"}}, 3, "data.batch_size"},
-      {{{"model.n_head", "3"}}, 3, "model.n_embd 64 is not divisible by model.n_head 3"},
+      {{{"model.n_head", "3"}}, 3, "model.n_embd = 64 is not a multiple of n_head = 3"},
       {{{"model.n_positions", "32"}}, 3, "model.seq_len"},
       {{{"sharding.sharding_strategy", "FULL_SHRD"}}, 3, "FULL_SHARD"},
       {{{"sharding.sharding_strategy", "HYBRID_SHARD"}, {"sharding.group_size", "5"}},

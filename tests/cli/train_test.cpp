@@ -43,7 +43,7 @@ TEST(Train, MetricsHaveEveryKeyWithASaneValue) {
   std::int64_t peak = 1 << 20;
   for (std::size_t i = 0; i < steps.size(); ++i) {
     const json& step = steps[i];
-    EXPECT_EQ(step.size(), 11u) << step;
+    EXPECT_EQ(step.size(), 12u) << step;
     EXPECT_EQ(step.at("step"), i + 1);
     EXPECT_GT(step.at("loss").get<double>(), 0);
     EXPECT_GT(step.at("grad_norm").get<double>(), 0);

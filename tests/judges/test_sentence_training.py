@@ -3,13 +3,14 @@ and what a run under FULL_SHARD saves is opened by Sentence Transformers with th
 import csv
 import importlib.util
 import json
+import os
 import pathlib
 import random
 
 import pytest
 import torch
 
-STEPS = 100
+STEPS = int(os.environ.get("TESSERA_JUDGE_STEPS", "30"))
 BATCH = 8  # of the world
 RATE = 2e-5
 WEIGHT_DECAY = 0.01
