@@ -128,13 +128,12 @@ TEST(Rope, FrequenciesFallGeometrically) {
     EXPECT_FLOAT_EQ(frequencies[i],
                     static_cast<float>(std::pow(10000.0, -static_cast<double>(i) / 4)));
   }
-  const auto slower = models::rope_frequencies(
-      8, 10000.0, {.kind = models::RopeScaling::Kind::linear, .factor = 4.0});
+  const auto slower = models::rope_frequencies(8, 10000.0, {.rope_type = "linear", .factor = 4.0});
   for (std::size_t i = 0; i < 4; ++i) EXPECT_FLOAT_EQ(slower[i], frequencies[i] / 4);
 }
 
 TEST(Rope, Llama3StretchesLongWavelengthsOnly) {
-  const models::RopeScaling scaling{.kind = models::RopeScaling::Kind::llama3,
+  const models::RopeScaling scaling{.rope_type = "llama3",
                                     .factor = 8.0,
                                     .low_freq_factor = 1.0,
                                     .high_freq_factor = 4.0,

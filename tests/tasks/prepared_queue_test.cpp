@@ -11,7 +11,7 @@
 namespace tessera::tasks {
 namespace {
 
-struct Numbers final : Prepared {
+struct NumberedBatch final : Prepared {
   std::vector<std::int64_t> samples_taken;
 };
 
@@ -25,7 +25,7 @@ class NumberTask final : public Task {
       if (sample == unreadable_) fail(ErrorCode::data, "sample {} is unreadable", sample);
     }
     if (slow) std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    auto numbers = std::make_unique<Numbers>();
+    auto numbers = std::make_unique<NumberedBatch>();
     numbers->samples_taken.assign(samples.begin(), samples.end());
     prepared.fetch_add(1);
     return numbers;
@@ -52,7 +52,7 @@ class NumberTask final : public Task {
 
 std::vector<std::int64_t> taken(PreparedQueue& queue) {
   const PreparedQueue::Taken next = queue.take();
-  return dynamic_cast<const Numbers&>(*next.prepared).samples_taken;
+  return dynamic_cast<const NumberedBatch&>(*next.prepared).samples_taken;
 }
 
 TEST(PreparedQueue, GivesARanksSharesInOrder) {
