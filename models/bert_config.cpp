@@ -35,9 +35,9 @@ ConfigTable<C> make_shared_table() {
 template <class C>
 C read_shared(const ConfigReader& reader, const nlohmann::json& config) {
   C c = C::table().read(reader);
-  reader.check(c.hidden_size % c.num_attention_heads == 0, "hidden_size",
-               "= {} is not a multiple of num_attention_heads = {}", c.hidden_size,
-               c.num_attention_heads);
+  reader.check_key(c.hidden_size % c.num_attention_heads == 0, "hidden_size",
+                   "= {} is not a multiple of num_attention_heads = {}", c.hidden_size,
+                   c.num_attention_heads);
   c.original = config.dump();
   return c;
 }
@@ -66,9 +66,9 @@ const ConfigTable<MPNetConfig>& MPNetConfig::table() {
 BertConfig BertConfig::parse(const nlohmann::json& config, const ConfigSource& source) {
   const ConfigReader reader(config, source);
   const auto c = read_shared<BertConfig>(reader, config);
-  reader.check(!reader.has("position_embedding_type") ||
-                   reader.text("position_embedding_type") == "absolute",
-               "position_embedding_type", "is not built but for absolute");
+  reader.check_key(!reader.has("position_embedding_type") ||
+                       reader.text("position_embedding_type") == "absolute",
+                   "position_embedding_type", "is not built but for absolute");
   reader.only("is_decoder", false);
   reader.only("add_cross_attention", false);
   return c;
@@ -77,9 +77,10 @@ BertConfig BertConfig::parse(const nlohmann::json& config, const ConfigSource& s
 MPNetConfig MPNetConfig::parse(const nlohmann::json& config, const ConfigSource& source) {
   const ConfigReader reader(config, source);
   const auto c = read_shared<MPNetConfig>(reader, config);
-  reader.check(c.max_position_embeddings > 2 && c.vocab_size > 1, "max_position_embeddings",
-               "= {} with vocab_size = {}; the first two positions and the token 1 are padding's",
-               c.max_position_embeddings, c.vocab_size);
+  reader.check_key(
+      c.max_position_embeddings > 2 && c.vocab_size > 1, "max_position_embeddings",
+      "= {} with vocab_size = {}; the first two positions and the token 1 are padding's",
+      c.max_position_embeddings, c.vocab_size);
   return c;
 }
 
