@@ -245,10 +245,10 @@ void GenerateCommand::continue_all(models::LanguageModel& model, const Tokenizer
       model, std::move(prompts), options, [&](std::size_t, std::int64_t) { watch.token(); });
   for (std::size_t i = 0; i < texts.size(); ++i) {
     const std::vector<std::int32_t> all(continued[i].begin(), continued[i].end());
-    const std::span<const std::int32_t> prompt = std::span(all).first(begun[i].size());
+    const std::span<const std::int32_t> before = std::span(all).first(begun[i].size());
     const std::vector<std::int32_t> ids(all.begin() + std::ssize(begun[i]), all.end());
     const std::string text = tokenizer.decode(all);
-    const std::size_t known = std::min(tokenizer.decode(prompt).size(), text.size());
+    const std::size_t known = std::min(tokenizer.decode(before).size(), text.size());
     const nlohmann::json line = {
         {"prompt", texts[i]}, {"text", text.substr(known)}, {"tokens", ids}};
     fmt::print("{}\n", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
