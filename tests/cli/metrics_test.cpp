@@ -41,9 +41,9 @@ std::vector<std::int64_t> steps_in(const std::filesystem::path& path) {
 
 TEST(Metrics, ALineIsAnObjectWithAllKeys) {
   const auto object = nlohmann::json::parse(to_json_line(step(4)));
-  for (const char* key : {"step", "loss", "grad_norm", "lr", "tokens_per_s", "samples_per_s",
-                          "step_s", "peak_bytes", "cached_bytes", "comm_bytes", "exposed_comm_s",
-                          "data_wait_s"}) {
+  for (const char* key :
+       {"step", "loss", "grad_norm", "lr", "tokens_per_s", "samples_per_s", "step_s", "peak_bytes",
+        "cached_bytes", "comm_bytes", "exposed_comm_s", "data_wait_s"}) {
     EXPECT_TRUE(object.contains(key)) << key;
   }
   EXPECT_EQ(object.size(), 12u);
