@@ -31,8 +31,8 @@ TEST(Evaluators, Correlations) {
   EXPECT_NEAR(spearman(x, y), 0.8835852486128687, 1e-14);
   EXPECT_EQ(average_ranks(y), (Reals{5, 3, 3, 8, 6, 3, 7, 1}));
   EXPECT_EQ(average_ranks(x), (Reals{4, 5, 2, 6.5, 6.5, 3, 8, 1}));
-  EXPECT_EQ(pearson(x, x), 1);
-  EXPECT_EQ(spearman(x, Reals{-1, -4, 0, -9, -9, -0.5, -70, 3}), -1);
+  EXPECT_NEAR(pearson(x, x), 1, 1e-14);
+  EXPECT_NEAR(spearman(x, Reals{-1, -4, 0, -9, -9, -0.5, -70, 3}), -1, 1e-14);
 }
 
 TEST(Evaluators, CorrelationsThatAreNotDefined) {
