@@ -110,7 +110,7 @@ TEST(RankFailure, ASecondSignalDoesNotWaitForTheSave) {
   // Rank 1 cannot come to the end of its step any more.
   ASSERT_EQ(::kill(pid_of_rank(run.program.pid(), 1), SIGSTOP), 0);
   run.program.signal(SIGINT);
-  EXPECT_EQ(run.program.wait(std::chrono::milliseconds(200)), -1);
+  EXPECT_EQ(run.program.wait(std::chrono::milliseconds(700)), -1);
   run.program.signal(SIGINT);
   EXPECT_EQ(run.program.wait(seconds(10)), 128 + SIGINT) << run.program.err();
   EXPECT_TRUE(eventually([&] { return run.processes() == 0; }));
