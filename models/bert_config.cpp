@@ -65,7 +65,7 @@ const ConfigTable<MPNetConfig>& MPNetConfig::table() {
 
 BertConfig BertConfig::parse(const nlohmann::json& config, const ConfigSource& source) {
   const ConfigReader reader(config, source);
-  const auto c = read_shared<BertConfig>(reader, config);
+  auto c = read_shared<BertConfig>(reader, config);
   reader.check_key(!reader.has("position_embedding_type") ||
                        reader.text("position_embedding_type") == "absolute",
                    "position_embedding_type", "is not built but for absolute");
@@ -76,7 +76,7 @@ BertConfig BertConfig::parse(const nlohmann::json& config, const ConfigSource& s
 
 MPNetConfig MPNetConfig::parse(const nlohmann::json& config, const ConfigSource& source) {
   const ConfigReader reader(config, source);
-  const auto c = read_shared<MPNetConfig>(reader, config);
+  auto c = read_shared<MPNetConfig>(reader, config);
   reader.check_key(
       c.max_position_embeddings > 2 && c.vocab_size > 1, "max_position_embeddings",
       "= {} with vocab_size = {}; the first two positions and the token 1 are padding's",

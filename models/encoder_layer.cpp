@@ -21,7 +21,7 @@ class Places {
   template <class Register>
   Names at(const std::string& path, const Register& add_to_layer) {
     if (const auto it = places_.find(path); it != places_.end()) return it->second;
-    const Names place = add(path, Names(std::make_shared<NamesImpl>()), add_to_layer);
+    Names place = add(path, Names(std::make_shared<NamesImpl>()), add_to_layer);
     places_.emplace(path, place);
     return place;
   }

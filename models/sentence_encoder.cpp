@@ -54,7 +54,7 @@ SentenceDenseImpl::SentenceDenseImpl(const SentenceDenseOptions& options)
 }
 
 Tensor SentenceDenseImpl::forward(const Tensor& x) const {
-  const Tensor y = linear_(x);
+  Tensor y = linear_(x);
   switch (activation_) {
     case SentenceActivation::identity:
       return y;
