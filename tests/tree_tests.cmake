@@ -58,6 +58,9 @@ if(TESSERA_EXAMPLES)
            COMMAND ${CMAKE_BINARY_DIR}/tessera launch --nproc-per-node 2 -- ${CMAKE_BINARY_DIR}/examples/own_module
                    ${CMAKE_BINARY_DIR}/own-module-checkpoint)
   set_tests_properties(consumer/own_module_example PROPERTIES LABELS "consumer;quick" TIMEOUT 120 PROCESSORS 2)
+  add_test(NAME consumer/own_encoder_example
+           COMMAND ${CMAKE_BINARY_DIR}/tessera launch --nproc-per-node 2 -- ${CMAKE_BINARY_DIR}/examples/own_encoder)
+  set_tests_properties(consumer/own_encoder_example PROPERTIES LABELS "consumer;quick" TIMEOUT 120 PROCESSORS 2)
   add_test(NAME consumer/sequence_model_example
            COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/consumer/sequence_model_test.py
                    ${CMAKE_BINARY_DIR}/tessera ${CMAKE_BINARY_DIR}/examples/sequence_model)
