@@ -9,11 +9,11 @@
 namespace tessera::testing {
 namespace {
 
-constexpr Device gpu = Device::cuda();
+constexpr Device shared_gpu = Device::cuda();
 
 // Ranks as threads over NCCL, each with a context as init() makes it.
 TrainingCase over_nccl(bool fixed_order) {
-  TrainingCase what{.max_norm = 1e-2, .steps = 2, .batch = 1, .device = gpu};
+  TrainingCase what{.max_norm = 1e-2, .steps = 2, .batch = 1, .device = shared_gpu};
   what.launcher = [fixed_order](int ranks, const std::function<void(Context&)>& fn) {
     const auto rank = [&](const std::shared_ptr<comm::Communicator>& communicator) {
       const DeviceGuard on_its_gpu(communicator->device());
@@ -27,7 +27,7 @@ TrainingCase over_nccl(bool fixed_order) {
 
 TEST(NcclTraining, TheFixedOrderGivesTheBitsOfASharedGpu) {
   TESSERA_NEEDS_NCCL(2);
-  const TrainingCase shared{.max_norm = 1e-2, .steps = 2, .batch = 1, .device = gpu};
+  const TrainingCase shared{.max_norm = 1e-2, .steps = 2, .batch = 1, .device = shared_gpu};
   const Trajectory expected = train_toy(2, toy_options(Strategy::full_shard), shared);
   for (const auto& options :
        {toy_options(Strategy::full_shard), toy_options(Strategy::no_shard),
@@ -38,7 +38,7 @@ TEST(NcclTraining, TheFixedOrderGivesTheBitsOfASharedGpu) {
 
 TEST(NcclTraining, GroupsOfTwoGiveTheSameBits) {
   TESSERA_NEEDS_NCCL(4);
-  const TrainingCase shared{.max_norm = 1e-2, .steps = 2, .batch = 1, .device = gpu};
+  const TrainingCase shared{.max_norm = 1e-2, .steps = 2, .batch = 1, .device = shared_gpu};
   const Trajectory expected = train_toy(4, toy_options(Strategy::full_shard), shared);
   EXPECT_TRUE(
       same_bits(expected, train_toy(4, toy_options(Strategy::hybrid_shard, 2), over_nccl(true))));
@@ -53,7 +53,7 @@ TEST(NcclTraining, UnitsOfSeveralSegmentsGiveTheSameBits) {
     return train_ranks(3, options, what,
                        [](double dropout) { return std::make_unique<MixedAndFrozen>(dropout); });
   };
-  const TrainingCase shared{.max_norm = 1e-2, .steps = 2, .batch = 1, .device = gpu};
+  const TrainingCase shared{.max_norm = 1e-2, .steps = 2, .batch = 1, .device = shared_gpu};
   const Trajectory expected = train(toy_options(Strategy::no_shard), shared);
   for (const Strategy strategy :
        {Strategy::full_shard, Strategy::shard_optimizer, Strategy::shard_grad_op}) {
@@ -65,7 +65,7 @@ TEST(NcclTraining, UnitsOfSeveralSegmentsGiveTheSameBits) {
 TEST(NcclTraining, StateOnTheHostGivesTheSameBits) {
   TESSERA_NEEDS_NCCL(2);
   const TrainingCase shared{
-      .micro_batches = 2, .max_norm = 1e-2, .steps = 2, .batch = 1, .device = gpu};
+      .micro_batches = 2, .max_norm = 1e-2, .steps = 2, .batch = 1, .device = shared_gpu};
   const Trajectory expected = train_toy(2, toy_options(Strategy::full_shard), shared);
   TrainingCase what = over_nccl(true);
   what.micro_batches = 2;
@@ -81,7 +81,7 @@ TEST(NcclTraining, StateOnTheHostGivesTheSameBits) {
 
 TEST(NcclTraining, ItsOwnOrderStaysClose) {
   TESSERA_NEEDS_NCCL(3);
-  const TrainingCase shared{.max_norm = 1e-2, .steps = 2, .batch = 1, .device = gpu};
+  const TrainingCase shared{.max_norm = 1e-2, .steps = 2, .batch = 1, .device = shared_gpu};
   const std::vector<double> expected =
       train_toy(3, toy_options(Strategy::full_shard), shared).mean_losses();
   const std::vector<double> got =
