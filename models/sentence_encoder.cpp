@@ -13,8 +13,9 @@ SentenceEncoder::SentenceEncoder(Parts parts) : parts_(std::move(parts)) {
 }
 
 Tensor SentenceEncoder::forward(const TokenBatch& tokens) const {
-  const TokenRows rows = parts_.transformer->rows_of(tokens);
-  Tensor x = pool_sequences(parts_.transformer->forward(rows), rows.sequences, parts_.pooling);
+  const TokenRows token_rows = parts_.transformer->rows_of(tokens);
+  Tensor x =
+      pool_sequences(parts_.transformer->forward(token_rows), token_rows.sequences, parts_.pooling);
   for (const auto& named : parts_.modules) x = named.second(x);
   return x.dtype() == float64 ? x : cast(x, float32);
 }
