@@ -18,6 +18,17 @@
 namespace tessera::models {
 namespace {
 
+#ifdef TESSERA_CONFIGURATIONS_ONLY
+// What reads configurations alone (the fuzz targets) does not link the models.
+template <class Built, class Description>
+constexpr decltype(Architecture::make) make_row = nullptr;
+#else
+template <class Built, class Description>
+std::unique_ptr<Model> make_row(const nlohmann::json& config, const ConfigSource& source) {
+  return std::make_unique<Built>(Description::parse(config, source));
+}
+#endif
+
 // `Description` has the table of keys and parse().
 template <class Built, class Description>
 constexpr Architecture row(std::string_view model_type) {
@@ -31,10 +42,7 @@ constexpr Architecture row(std::string_view model_type) {
               },
           .check = [](const nlohmann::json& config,
                       const ConfigSource& source) { (void)Description::parse(config, source); },
-          .make = [](const nlohmann::json& config,
-                     const ConfigSource& source) -> std::unique_ptr<Model> {
-            return std::make_unique<Built>(Description::parse(config, source));
-          }};
+          .make = make_row<Built, Description>};
 }
 
 constexpr Architecture rows[] = {
@@ -45,6 +53,28 @@ constexpr Architecture rows[] = {
     row<BertModel, BertConfig>("bert"),
     row<MPNetModel, MPNetConfig>("mpnet"),
 };
+
+}  // namespace
+
+std::span<const Architecture> architectures() {
+  return rows;
+}
+
+const Architecture& architecture_of(const nlohmann::json& config, const ConfigSource& source) {
+  const ConfigReader reader(config, source);
+  const std::string model_type = reader.text("model_type");
+  std::vector<std::string_view> known;
+  for (const Architecture& row : rows) {
+    if (row.model_type == model_type) return row;
+    known.push_back(row.model_type);
+  }
+  reader.check_key(false, "model_type", "\"{}\" is not built; there are {}", model_type,
+                   fmt::join(known, ", "));
+  misuse("a check that cannot hold did");
+}
+
+#ifndef TESSERA_CONFIGURATIONS_ONLY
+namespace {
 
 const char* words_for(ModelKind kind) {
   return kind == ModelKind::language_model ? "a language model, which predicts the next token"
@@ -68,23 +98,6 @@ std::unique_ptr<Kind> make_kind(ModelKind kind, const nlohmann::json& config,
 
 }  // namespace
 
-std::span<const Architecture> architectures() {
-  return rows;
-}
-
-const Architecture& architecture_of(const nlohmann::json& config, const ConfigSource& source) {
-  const ConfigReader reader(config, source);
-  const std::string model_type = reader.text("model_type");
-  std::vector<std::string_view> known;
-  for (const Architecture& row : rows) {
-    if (row.model_type == model_type) return row;
-    known.push_back(row.model_type);
-  }
-  reader.check_key(false, "model_type", "\"{}\" is not built; there are {}", model_type,
-                   fmt::join(known, ", "));
-  misuse("a check that cannot hold did");
-}
-
 std::unique_ptr<Model> make_model(const nlohmann::json& config, const ConfigSource& source) {
   return architecture_of(config, source).make(config, source);
 }
@@ -98,5 +111,6 @@ std::unique_ptr<TextEncoder> make_text_encoder(const nlohmann::json& config,
                                                const ConfigSource& source) {
   return make_kind<TextEncoder>(ModelKind::text_encoder, config, source);
 }
+#endif
 
 }  // namespace tessera::models
