@@ -162,16 +162,8 @@ Command describe_encode() {
                 .shows_default = true,
                 .least = 1},
                {.name = "--normalize", .target = &command->normalize, .help = "Rows of length 1"},
-               {.name = "--device",
-                .target = &command->device,
-                .help = "Where to compute; auto takes a GPU where every rank has one",
-                .type = "auto|cpu|cuda",
-                .shows_default = true},
-               {.name = "--dtype",
-                .target = &command->dtype,
-                .help = "What to compute in",
-                .type = "float32|bfloat16|float16",
-                .shows_default = true}},
+               encoding_device_argument(command->device),
+               encoding_dtype_argument(command->dtype)},
           .run = [command](const std::vector<std::string>&) { return command->run(); },
           .footer = "Ranks under `tessera launch` share the sentences and write one file."};
 }

@@ -62,6 +62,22 @@ DType parse_compute_dtype(const std::string& name) {
   fail(ErrorCode::usage, "--dtype {}: there are float32, bfloat16 and float16", name);
 }
 
+Argument encoding_device_argument(std::string& device) {
+  return {.name = "--device",
+          .target = &device,
+          .help = "Where to compute; auto takes a GPU where every rank has one",
+          .type = "auto|cpu|cuda",
+          .shows_default = true};
+}
+
+Argument encoding_dtype_argument(std::string& dtype) {
+  return {.name = "--dtype",
+          .target = &dtype,
+          .help = "What to compute in",
+          .type = "float32|bfloat16|float16",
+          .shows_default = true};
+}
+
 Strategy parse_strategy(const std::string& name) {
   std::vector<std::string> names;
   for (const StrategyRow& row : strategy_table) {

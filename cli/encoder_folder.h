@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "checkpoint/state.h"
+#include "cli/command.h"
 #include "models/language_model.h"
 #include "models/sentence_encoder.h"
 #include "sharding/fully_shard.h"
@@ -24,6 +25,9 @@ std::vector<checkpoint::LogicalTensor> whole_tensors(const nn::Module& module);
 
 // "float32", "bfloat16" or "float16", also as fp32, bf16 and fp16; Error(usage) for anything else.
 DType parse_compute_dtype(const std::string& name);
+// Arguments of the commands that compute with a folder's model.
+Argument encoding_device_argument(std::string& device);
+Argument encoding_dtype_argument(std::string& dtype);
 // By its name in sharding/strategy.h, in any case; Error(usage) for anything else.
 Strategy parse_strategy(const std::string& name);
 

@@ -5,6 +5,7 @@
 //
 #include "hwy/foreach_target.h"
 //
+#include "kernels/cpu/dropout-inl.h"
 #include "kernels/cpu/philox-inl.h"
 #include "kernels/cpu/simd-inl.h"
 
@@ -24,21 +25,6 @@ namespace {
 
 // Draws are made for this many elements at a time, in the first-level cache.
 constexpr std::int64_t kTile = 256;
-
-// Zero where the element's draw lies below the threshold.
-HWY_INLINE FloatVec Drop(FloatVec value, const std::uint32_t* draws, std::uint32_t threshold) {
-  const BitsTag d;
-  const auto dropped = hn::Lt(hn::LoadU(d, draws), hn::Set(d, threshold));
-  return hn::IfThenZeroElse(hn::RebindMask(FloatTag(), dropped), value);
-}
-
-HWY_INLINE Vec<double> Drop(Vec<double> value, const std::uint32_t* draws,
-                            std::uint32_t threshold) {
-  const hn::RebindToUnsigned<Tag<double>> d;
-  const hn::Rebind<std::uint32_t, Tag<double>> narrow;
-  const auto dropped = hn::Lt(hn::PromoteTo(d, hn::LoadU(narrow, draws)), hn::Set(d, threshold));
-  return hn::IfThenZeroElse(hn::RebindMask(Tag<double>(), dropped), value);
-}
 
 // Asks for the next tile before this one's draws are made, so that memory works while the draws
 // keep the core busy.

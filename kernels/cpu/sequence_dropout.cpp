@@ -10,6 +10,7 @@
 #include "kernels/base/error.h"
 #include "kernels/base/parallel.h"
 #include "kernels/cpu/dispatch.h"
+#include "kernels/cpu/dropout-inl.h"
 #include "kernels/cpu/philox-inl.h"
 #include "kernels/cpu/simd-inl.h"
 #include "kernels/registry.h"
@@ -20,19 +21,6 @@ namespace {
 
 // Draws are made for this many elements at a time, in the first-level cache.
 constexpr std::int64_t kRowTile = 256;
-
-HWY_INLINE FloatVec DropLanes(FloatVec value, const std::uint32_t* draws, std::uint32_t threshold) {
-  const BitsTag d;
-  const auto dropped = hn::Lt(hn::LoadU(d, draws), hn::Set(d, threshold));
-  return hn::IfThenZeroElse(hn::RebindMask(FloatTag(), dropped), value);
-}
-HWY_INLINE Vec<double> DropLanes(Vec<double> value, const std::uint32_t* draws,
-                                 std::uint32_t threshold) {
-  const hn::RebindToUnsigned<Tag<double>> d;
-  const hn::Rebind<std::uint32_t, Tag<double>> narrow;
-  const auto dropped = hn::Lt(hn::PromoteTo(d, hn::LoadU(narrow, draws)), hn::Set(d, threshold));
-  return hn::IfThenZeroElse(hn::RebindMask(Tag<double>(), dropped), value);
-}
 
 template <class T>
 void DropRow(const SequenceDropout& a, std::int64_t row) {
@@ -47,7 +35,7 @@ void DropRow(const SequenceDropout& a, std::int64_t row) {
     T* const out = static_cast<T*>(a.out) + row * a.dim + tile;
     const std::uint32_t* draws = words.Generate(a.key, first + tile, count);
     ForEach<T>(count, [&](std::int64_t i, auto access) HWY_ATTR {
-      access.Store(DropLanes(hn::Mul(access.Load(x + i), scale), draws + i, threshold), out + i);
+      access.Store(Drop(hn::Mul(access.Load(x + i), scale), draws + i, threshold), out + i);
     });
   }
 }
