@@ -136,6 +136,13 @@ void check_export_folder(const std::string& folder) {
     TESSERA_CHECK(is_export_file(name), ErrorCode::checkpoint,
                   "'{}' holds '{}', which no export wrote; export to another folder", path.string(),
                   name);
+    if (!is_module_folder(name) || !entry.is_directory(error)) continue;
+    for (const fs::directory_entry& inner : fs::directory_iterator(entry.path(), error)) {
+      const std::string file = inner.path().filename();
+      TESSERA_CHECK(file == "config.json" || file == "model.safetensors", ErrorCode::checkpoint,
+                    "'{}' holds '{}', which no export wrote; export to another folder",
+                    entry.path().string(), file);
+    }
   }
 }
 

@@ -103,7 +103,8 @@ ShardingOptions sharding_of(const models::Model& model, const Context& context,
 constexpr std::uint64_t config_limit = std::uint64_t{16} << 20;
 
 bool has_sharded_files(const fs::path& step) {
-  return fs::exists(step / "manifest.json") && !fs::exists(step / "model.safetensors");
+  return fs::exists(step / "manifest.json") && !fs::exists(step / "model.safetensors") &&
+         !fs::exists(step / "model.safetensors.index.json");
 }
 
 }  // namespace

@@ -51,7 +51,6 @@ struct GenerateCommand {
   void continue_all(models::LanguageModel& model, const Tokenizer& tokenizer) const;
 };
 
-// The folder's; models of bytes have none.
 // The folder's; bytes for a folder without one whose ids can be bytes.
 std::shared_ptr<const Tokenizer> tokenizer_of(const std::string& folder,
                                               const models::LanguageModel& model) {

@@ -166,6 +166,8 @@ class Installation {
     };
     const auto cpu = on("cpu");
     const auto gpu = on("cuda");
+    TESSERA_CHECK(cpu.size() == gpu.size(), ErrorCode::runtime, "{} steps on the CPU, {} on a GPU",
+                  cpu.size(), gpu.size());
     for (std::size_t i = 0; i < cpu.size(); ++i) {
       TESSERA_CHECK(std::abs(loss_of(cpu[i]) - loss_of(gpu[i])) < 1e-2, ErrorCode::runtime,
                     "the GPU has another loss than the CPU: {} and {}", gpu[i], cpu[i]);

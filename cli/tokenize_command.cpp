@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <filesystem>
 #include <future>
 #include <memory>
+#include <system_error>
 #include <utility>
 
 #include "checkpoint/file.h"
@@ -68,6 +70,9 @@ struct TokenizeCommand {
                   "give --out FILE for the stream; --json and --special-tokens belong to --lines");
     TESSERA_CHECK(!tokenizer.empty(), ErrorCode::usage,
                   "give --tokenizer FOLDER, with a tokenizer.json, vocab.txt or tokenizer.model");
+    std::error_code none;  // a result that is not there yet is no other file
+    TESSERA_CHECK(!std::filesystem::equivalent(text, lines ? json : out, none), ErrorCode::usage,
+                  "the result would replace the text {}; name another file", text);
     const SignalThread signals;
     const InterruptionWatch watch;
     const auto loaded = tokenizers::load_tokenizer(tokenizer);

@@ -26,6 +26,12 @@ class ConfigTable {
       derive_ = std::move(value);
       return *this;
     }
+    // The same for a value that is null; the default is the table's.
+    Row& follows_where_null(std::function<nlohmann::json(const Config&)> value) {
+      derive_ = std::move(value);
+      where_null_ = true;
+      return *this;
+    }
     // A recipe has its value from elsewhere where it is not given.
     Row& has_role(ConfigKey::Role role) {
       key_.role = role;
@@ -44,6 +50,7 @@ class ConfigTable {
     std::function<nlohmann::json(const Config&)> get_;
     std::function<void(Config&, const nlohmann::json&)> set_;
     std::function<nlohmann::json(const Config&)> derive_;
+    bool where_null_ = false;
   };
 
   // Defaults are what `defaults` holds.
@@ -117,7 +124,7 @@ class ConfigTable {
         row.set_(config, *value);
       } else if (row.key_.nullable && reader.is_null(row.key_.name)) {
         row.set_(config, nullptr);
-      } else if (row.derive_) {
+      } else if (row.derive_ && (!row.where_null_ || reader.is_null(row.key_.name))) {
         row.set_(config, row.derive_(config));
       }
     }

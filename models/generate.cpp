@@ -130,19 +130,18 @@ std::vector<std::vector<std::int64_t>> generate_all(LanguageModel& model,
   for (const auto& prompt : prompts) check_request(model, prompt, options);
   const NoGradGuard no_grad;
   const EvaluationScope evaluation(model);
-  std::vector<Sequence> sequences;
-  for (std::size_t i = 0; i < prompts.size(); ++i) {
-    const std::int64_t longest =
-        static_cast<std::int64_t>(prompts[i].size()) + options.max_new_tokens;
-    sequences.push_back(
-        {i, std::move(prompts[i]), model.make_cache(std::min(longest, model.positions()))});
-  }
   Generation generation(model, options, on_token);
-  for (std::size_t first = 0; first < sequences.size(); first += most_sequences) {
-    const std::size_t count = std::min(most_sequences, sequences.size() - first);
-    generation.run(std::span(sequences).subspan(first, count));
+  for (std::size_t first = 0; first < prompts.size(); first += most_sequences) {
+    std::vector<Sequence> group;  // whose caches alone exist
+    for (std::size_t i = first; i < std::min(first + most_sequences, prompts.size()); ++i) {
+      const std::int64_t longest =
+          static_cast<std::int64_t>(prompts[i].size()) + options.max_new_tokens;
+      group.push_back(
+          {i, std::move(prompts[i]), model.make_cache(std::min(longest, model.positions()))});
+    }
+    generation.run(group);
+    for (Sequence& sequence : group) prompts[sequence.number] = std::move(sequence.tokens);
   }
-  for (Sequence& sequence : sequences) prompts[sequence.number] = std::move(sequence.tokens);
   return prompts;
 }
 

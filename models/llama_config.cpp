@@ -115,7 +115,7 @@ ConfigTable<LlamaConfig> make_llama_table() {
 
 }  // namespace
 
-ConfigTable<LlamaConfig> decoder_table(const LlamaConfig& defaults) {
+ConfigTable<LlamaConfig> decoder_table(const LlamaConfig& defaults, KeyHeads absent) {
   using C = LlamaConfig;
   ConfigTable<C> table(defaults);
   table.add("hidden_size", &C::hidden_size, "Width.", at_least(1));
@@ -123,10 +123,14 @@ ConfigTable<LlamaConfig> decoder_table(const LlamaConfig& defaults) {
             at_least(1));
   table.add("num_hidden_layers", &C::num_hidden_layers, "Layers.", at_least(1));
   table.add("num_attention_heads", &C::num_attention_heads, "Attention heads.", at_least(1));
-  table
-      .add("num_key_value_heads", &C::num_key_value_heads,
-           "Key and value heads; divides the attention heads.", at_least(1))
-      .follows("`num_attention_heads`", [](const C& c) { return c.num_attention_heads; });
+  auto& key_heads = table.add("num_key_value_heads", &C::num_key_value_heads,
+                              "Key and value heads; divides the attention heads.", at_least(1));
+  const auto heads = [](const C& c) { return c.num_attention_heads; };
+  if (absent == KeyHeads::as_heads) {
+    key_heads.follows("`num_attention_heads`", heads);
+  } else {
+    key_heads.follows_where_null(heads);
+  }
   table.add("head_dim", &C::head_dim, "Size of a head; even.", at_least(2))
       .follows("`hidden_size` / `num_attention_heads`",
                [](const C& c) { return c.hidden_size / c.num_attention_heads; });

@@ -76,7 +76,11 @@ struct LlamaConfig {
 
 // The rows that every model of Llama's build has, with the defaults of `defaults`, and what reads
 // and checks them.
-ConfigTable<LlamaConfig> decoder_table(const LlamaConfig& defaults);
+// What a configuration without num_key_value_heads means: as many as there are heads, or what
+// `defaults` has (and null as many as heads).
+enum class KeyHeads : std::uint8_t { as_heads, own_default };
+ConfigTable<LlamaConfig> decoder_table(const LlamaConfig& defaults,
+                                       KeyHeads absent = KeyHeads::as_heads);
 LlamaConfig parse_decoder(const DecoderFamily& family, const nlohmann::json& config,
                           const ConfigSource& source);
 

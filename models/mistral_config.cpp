@@ -14,7 +14,7 @@ ConfigTable<LlamaConfig> make_mistral_table() {
   defaults.num_key_value_heads = 8;
   defaults.max_position_embeddings = 131072;
   defaults.sliding_window = 4096;
-  ConfigTable<LlamaConfig> table = decoder_table(defaults);
+  ConfigTable<LlamaConfig> table = decoder_table(defaults, KeyHeads::own_default);
   table.add("sliding_window", &LlamaConfig::sliding_window,
             "Tokens that a token sees. Longer sequences are refused, so that it changes nothing.",
             at_least(1));

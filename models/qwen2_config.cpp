@@ -12,8 +12,9 @@ ConfigTable<LlamaConfig> make_qwen2_table() {
   LlamaConfig defaults;
   defaults.vocab_size = 151936;
   defaults.intermediate_size = 22016;
+  defaults.num_key_value_heads = 32;
   defaults.max_position_embeddings = 32768;
-  return decoder_table(defaults);
+  return decoder_table(defaults, KeyHeads::own_default);
 }
 
 }  // namespace

@@ -45,7 +45,7 @@ constexpr Architecture row(std::string_view model_type) {
           .make = make_row<Built, Description>};
 }
 
-constexpr Architecture rows[] = {
+constexpr Architecture architecture_rows[] = {
     row<GPT2LMHeadModel, Gpt2Config>("gpt2"),
     row<LlamaForCausalLM, LlamaConfig>("llama"),
     row<LlamaForCausalLM, MistralConfig>("mistral"),
@@ -57,14 +57,14 @@ constexpr Architecture rows[] = {
 }  // namespace
 
 std::span<const Architecture> architectures() {
-  return rows;
+  return architecture_rows;
 }
 
 const Architecture& architecture_of(const nlohmann::json& config, const ConfigSource& source) {
   const ConfigReader reader(config, source);
   const std::string model_type = reader.text("model_type");
   std::vector<std::string_view> known;
-  for (const Architecture& row : rows) {
+  for (const Architecture& row : architecture_rows) {
     if (row.model_type == model_type) return row;
     known.push_back(row.model_type);
   }

@@ -141,9 +141,11 @@ std::vector<PoolingMode> read_pooling(const json& config, const FolderReader& re
                                   {"pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len_tokens"},
                                   {"pooling_mode_weightedmean_tokens", "weightedmean"},
                                   {"pooling_mode_lasttoken", "lasttoken"}}) {
-    if (reader.flag(key, false)) modes.push_back(pooling_mode(name, reader));
+    // Theirs is the mean where the file says nothing of it.
+    if (reader.flag(key, std::string_view(name) == "mean"))
+      modes.push_back(pooling_mode(name, reader));
   }
-  if (modes.empty()) modes.push_back(PoolingMode::mean);
+  reader.check(!modes.empty(), "no pooling mode is true");
   return modes;
 }
 
@@ -194,7 +196,8 @@ std::optional<std::int64_t> tokenizer_length(const fs::path& folder) {
   const json config = checkpoint::parse_json(*text, (folder / "tokenizer_config.json").string());
   const auto it = config.is_object() ? config.find("model_max_length") : config.end();
   // "No limit" is written as 10^30.
-  if (it == config.end() || !it->is_number() || it->get<double>() > 1e9) return std::nullopt;
+  if (it == config.end() || !it->is_number()) return std::nullopt;
+  if (it->get<double>() < 1 || it->get<double>() > 1e9) return std::nullopt;
   return it->get<std::int64_t>();
 }
 

@@ -4,11 +4,10 @@
     scripts/tidy_together.py --tool CLANG_TIDY --build FOLDER --jobs N FILE ...
 
 Sources that are compiled with the same options are joined, one after the other, into a file of FOLDER/tidy: joined and
-not included, because some checks look at the main file alone. Where they do not compile as one, each is read by itself.
-Findings are reported where they stand. Exit status 1 when there is one.
+not included, because some checks look at the main file alone. Where anything is found in what was joined, each is read by
+itself, and that counts: two that are never compiled together may use one name. Exit status 1 when there is a finding.
 """
 import argparse
-import bisect
 import collections
 import concurrent.futures
 import json
@@ -22,7 +21,6 @@ INCLUDED = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
 # Read alone: a vectorised kernel, which includes itself once for each instruction set (one is enough to read it), and what
 # includes yaml-cpp, which declares a class by the name of one of ours.
 ALONE = re.compile(r"#\s*(define HWY_TARGET_INCLUDE|include <yaml-cpp/)")
-DOES_NOT_COMPILE = "[clang-diagnostic-error]"
 # Were warnings errors for the compiler already, those in headers that are not ours to judge (CUDA's names in the
 # emulator) would count.
 OPTIONS = ["--quiet", "--extra-arg=-DHWY_COMPILE_ONLY_STATIC", "--extra-arg=-Wreserved-identifier", "--extra-arg=-Wno-error"]
@@ -64,24 +62,9 @@ def groups_of(files, commands):
 
 
 def join(group, path):
-    """Writes the group's text to `path` and returns the line at which each member begins."""
-    text, begins, line = [], [], 1
-    for member in group:
-        begins.append(line)
-        text.append(read(member).rstrip("\n") + "\n")
-        line += text[-1].count("\n")
+    """Writes the group's text to `path`."""
     with open(path, "w", encoding="utf-8") as file:
-        file.write("".join(text))
-    return begins
-
-
-def where_they_stand(output, path, group, begins):
-    """The findings with the places of the sources that were joined."""
-    def place(found):
-        line = int(found.group(1))
-        member = bisect.bisect_right(begins, line) - 1
-        return f"{group[member]}:{line - begins[member] + 1}:"
-    return re.sub(re.escape(path) + r":(\d+):", place, output)
+        file.write("".join(read(member).rstrip("\n") + "\n" for member in group))
 
 
 def check(place, group, commands, arguments):
@@ -89,15 +72,15 @@ def check(place, group, commands, arguments):
     folder = os.path.join(arguments.build, "tidy", place)
     os.makedirs(folder, exist_ok=True)
     path = os.path.abspath(os.path.join(folder, "joined.cpp"))
-    begins = join(group, path)
+    join(group, path)
     directory, command = commands[group[0]]
     with open(os.path.join(folder, "compile_commands.json"), "w", encoding="utf-8") as file:
         json.dump([{"directory": directory, "command": f"{command} -c {path}", "file": path}], file)
     run = subprocess.run([arguments.tool, "-p", folder, *OPTIONS, path], capture_output=True, text=True, check=False)
-    if len(group) > 1 and DOES_NOT_COMPILE in run.stdout:  # two use one name, and are never compiled together
+    if len(group) > 1 and run.returncode != 0:
         single = [check(os.path.join(place, str(i)), [member], commands, arguments) for i, member in enumerate(group)]
         return all(good for good, _ in single), "\n".join(said.strip() for good, said in single if not good)
-    return run.returncode == 0, where_they_stand(run.stdout, path, group, begins) or run.stderr
+    return run.returncode == 0, run.stdout.replace(path, group[0]) or run.stderr
 
 
 def main():

@@ -124,6 +124,9 @@ Tensor batch_of(const std::vector<std::vector<float>>& rows, std::size_t first, 
 
 // The class with the largest output; the first of several.
 std::int64_t largest(std::span<const double> outputs) {
+  TESSERA_CHECK(
+      std::none_of(outputs.begin(), outputs.end(), [](double x) { return std::isnan(x); }),
+      ErrorCode::numeric, "accuracy: an output of the model is not a number");
   return std::max_element(outputs.begin(), outputs.end()) - outputs.begin();
 }
 
@@ -209,9 +212,10 @@ Scores evaluate_triplets(const SentenceTriplets& triplets, const Encode& encode,
   std::vector<double> found;
   for (std::size_t i = 0; i < rows.size(); i += 3) {
     for (const Similarity kind : all_similarities) {
-      const bool right =
-          similarity(kind, rows[i], rows[i + 1]) > similarity(kind, rows[i], rows[i + 2]);
-      found.push_back(right ? 1 : 0);
+      const double positive = similarity(kind, rows[i], rows[i + 1]);
+      const double negative = similarity(kind, rows[i], rows[i + 2]);
+      const bool known = !std::isnan(positive) && !std::isnan(negative);
+      found.push_back(!known ? std::nan("") : positive > negative ? 1 : 0);
     }
   }
   const std::vector<double> all = deal.collect(found, kinds);
@@ -261,8 +265,11 @@ Scores evaluate_perplexity(const TokenText& text, std::int64_t length, std::int6
   double total = 0;
   for (std::size_t number = 0; number < batches.size(); ++number) {
     double value = 0;
-    std::memcpy(&value, messages[number % ranks].data() + number / ranks * sizeof(double),
-                sizeof(double));
+    const std::string& from = messages[number % ranks];
+    const std::size_t place = number / ranks * sizeof(double);
+    TESSERA_CHECK(place + sizeof(double) <= from.size(), ErrorCode::rank_failed,
+                  "rank {} evaluated another text; give every rank the same data", number % ranks);
+    std::memcpy(&value, from.data() + place, sizeof(double));
     total += value;
   }
   const double mean = total / static_cast<double>(targets);

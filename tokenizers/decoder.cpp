@@ -30,6 +30,12 @@ void replace_every(std::string& text, std::string_view from, std::string_view to
   text = std::move(out);
 }
 
+std::size_t bytes_of(const Tokens& tokens) {
+  std::size_t bytes = 0;
+  for (const std::string& token : tokens) bytes += token.size();
+  return bytes;
+}
+
 std::string joined(const Tokens& tokens) {
   std::string text;
   for (const std::string& token : tokens) text += token;
@@ -225,7 +231,12 @@ std::string Decoder::decode(std::vector<std::string> tokens) const {
     }
     return text;
   }
-  for (const DecoderStep& step : steps_) tokens = step(std::move(tokens));
+  const std::size_t longest = 256 * bytes_of(tokens) + 65536;
+  for (const DecoderStep& step : steps_) {
+    tokens = step(std::move(tokens));
+    TESSERA_CHECK(bytes_of(tokens) <= longest, ErrorCode::data,
+                  "the tokenizer's decoders make a text more than 256 times as long");
+  }
   return joined(tokens);
 }
 

@@ -104,13 +104,7 @@ class ByteNormalizer final : public Normalizer {
 
 class NormalizerSequence final : public Normalizer {
  public:
-  NormalizerSequence(const json& object, const std::string& source) {
-    const json& listed = member(object, "normalizers", source);
-    TESSERA_CHECK(listed.is_array(), ErrorCode::data, "{}: 'normalizers' is no list", source);
-    for (std::size_t i = 0; i < listed.size(); ++i) {
-      steps_.push_back(make_normalizer(listed[i], fmt::format("{}[{}]", source, i)));
-    }
-  }
+  NormalizerSequence(const json& object, const std::string& source) { add(object, source); }
   [[nodiscard]] std::string_view apply(std::string_view text, std::string& buffer) const override {
     std::string other;
     std::string* free = &buffer;  // what the text so far does not lie in
@@ -145,6 +139,20 @@ class NormalizerSequence final : public Normalizer {
   }
 
  private:
+  // One list of a sequence's sequences, so that one limit holds for them all.
+  void add(const json& object, const std::string& source) {
+    const json& listed = member(object, "normalizers", source);
+    TESSERA_CHECK(listed.is_array(), ErrorCode::data, "{}: 'normalizers' is no list", source);
+    for (std::size_t i = 0; i < listed.size(); ++i) {
+      const std::string place = fmt::format("{}[{}]", source, i);
+      if (type_of(listed[i], place) == "Sequence") {
+        add(listed[i], place);
+      } else {
+        steps_.push_back(make_normalizer(listed[i], place));
+      }
+    }
+  }
+
   std::vector<std::unique_ptr<Normalizer>> steps_;
 };
 

@@ -145,6 +145,8 @@ bool Pattern::Matcher::find(std::string_view text, std::size_t from, Match& matc
                 "in shorter lines",
                 pattern_.source_, text.size(), found);
   const PCRE2_SIZE* const vector = pcre2_get_ovector_pointer(state_->data);
+  TESSERA_CHECK(from <= vector[0] && vector[0] <= vector[1], ErrorCode::data,
+                "{}: the pattern moves a match's beginning out of the match", pattern_.source_);
   match = {vector[0], vector[1]};
   return true;
 }

@@ -29,6 +29,8 @@ std::string_view PatternField::replace_all(std::string_view text, std::string_vi
     changed = true;
     buffer.append(text, kept, match.begin - kept);
     buffer += content;
+    TESSERA_CHECK(buffer.size() <= 256 * text.size() + 65536, ErrorCode::data,
+                  "the tokenizer's replacements make a text more than 256 times as long");
     kept = match.end;
     // Behind an empty match the search goes on at the next character.
     from = match.end;

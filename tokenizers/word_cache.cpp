@@ -15,6 +15,7 @@ std::uint64_t WordCache::hash_of(std::string_view word) {
 
 void WordCache::insert(std::string_view word, std::uint64_t hash,
                        std::span<const std::int32_t> ids) {
+  if (ids.size() > 0xffff) return;  // an entry counts them in 16 bits
   const std::size_t size = ids.size() + (word.size() + 3) / 4;
   if (used_ + size > arena_.size()) {
     used_ = 0;

@@ -133,7 +133,7 @@ void Corpus::open_tokenized(const Tokenizer& tokenizer, int workers) {
   const TextStamp stamp = stamp_of_text(path_);
   fs::path stream = fmt::format("{}.{:016x}.tokens", path_.string(), tokenizer.fingerprint());
   const fs::path folder = path_.has_parent_path() ? path_.parent_path() : fs::path(".");
-  const bool may_write = ::access(folder.c_str(), W_OK) == 0;
+  const bool may_write = ::faccessat(AT_FDCWD, folder.c_str(), W_OK, AT_EACCESS) == 0;
   const bool ready = is_stream_of(stream, tokenizer, stamp);
   if (!ready && !may_write) {
     std::string name = (fs::temp_directory_path() / "tessera-tokens-XXXXXX").string();
@@ -146,9 +146,15 @@ void Corpus::open_tokenized(const Tokenizer& tokenizer, int workers) {
     ::close(made);
     stream = name;
   }
-  if (!ready) write_stream_of(path_, stream, tokenizer, stamp, workers);
-  open(stream);  // lets the text go
-  if (!ready && !may_write) ::unlink(stream.c_str());
+  const bool passing = !ready && !may_write;  // the name goes, whatever comes
+  try {
+    if (!ready) write_stream_of(path_, stream, tokenizer, stamp, workers);
+    open(stream);  // lets the text go
+  } catch (...) {
+    if (passing) ::unlink(stream.c_str());
+    throw;
+  }
+  if (passing) ::unlink(stream.c_str());
   auto format = recognise_token_stream(stream, beginning(), file_bytes_);
   TESSERA_CHECK(format.has_value(), ErrorCode::data,
                 "token stream {} was changed while it was read", stream.string());

@@ -105,6 +105,19 @@ TEST(Export, ReplacesNothingThatItDidNotWrite) {
   EXPECT_EQ(names_at(out), std::vector<std::string>{"thesis.tex"});
 }
 
+// A Sentence Transformers folder has folders of its own, in which anything may have been put since.
+TEST(Export, ReplacesNoFolderOfAModuleWithMoreInIt) {
+  const TemporaryFolder folder;
+  const fs::path out = folder.path() / "out";
+  fs::create_directories(out / "1_Pooling");
+  write_all(out / "1_Pooling/config.json", "{}");
+  write_all(out / "1_Pooling/notes.txt", "x");
+  std::string error;
+  export_version(out, 1, nullptr, &error);
+  EXPECT_TRUE(has(error, "holds 'notes.txt', which no export wrote")) << error;
+  EXPECT_EQ(names_at(out / "1_Pooling"), (std::vector<std::string>{"config.json", "notes.txt"}));
+}
+
 TEST(Export, RemovesWhatADeadExportLeftAndNothingElse) {
   const TemporaryFolder folder;
   const fs::path out = folder.path() / "out";

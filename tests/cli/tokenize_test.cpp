@@ -89,6 +89,8 @@ TEST(Tokenize, BadInputIsOneLineAndLeavesNothing) {
       {text, {"--tokenizer", "gone", "--out", out}, 3, "gone"},
       {text, {"--tokenizer", (folder / "bad.json").string(), "--out", out}, 4, "'Magic'"},
       {text, {"--tokenizer", bert, "--out", (folder / "no/t.bin").string()}, 4, "no/t.bin"},
+      {text, {"--tokenizer", bert, "--out", text}, 2, "would replace the text"},
+      {text, {"--tokenizer", bert, "--lines", "--json", text}, 2, "would replace the text"},
       {text, {"--out", out}, 2, "--tokenizer"},
       {text, {"--tokenizer", bert}, 2, "--out"},
       {text, {"--tokenizer", bert, "--lines", "--out", out}, 2, "--json"},
@@ -100,6 +102,7 @@ TEST(Tokenize, BadInputIsOneLineAndLeavesNothing) {
     EXPECT_NE(ended.err.find(one.part), std::string::npos) << ended.err;
     EXPECT_EQ(std::count(ended.err.begin(), ended.err.end(), '\n'), 1) << ended.err;
   }
+  EXPECT_EQ(testing::read_text(text), "some text");
   for (const auto& entry : fs::directory_iterator(folder / ".")) {
     EXPECT_EQ(entry.path().string().find("tokens.bin"), std::string::npos) << entry.path();
   }

@@ -107,6 +107,28 @@ TEST(ModelConfig, MistralAndQwen2AreLlamasWithOtherBiasesAndNames) {
   EXPECT_TRUE(found);
 }
 
+// Files may leave a key out where their class's own default is meant.
+TEST(ModelConfig, KeyHeadsThatAFileLeavesOutAreItsArchitectures) {
+  const DeviceGuard meta(Device::meta());
+  const auto heads_of = [](const std::string& model_type, const json& value) {
+    json config = decoder_config(model_type);
+    config["hidden_size"] = 64;
+    config["num_attention_heads"] = 32;
+    config["head_dim"] = 2;
+    config.erase("num_key_value_heads");
+    if (!value.is_discarded()) config["num_key_value_heads"] = value;
+    return models::make_language_model(config)->config()["num_key_value_heads"].get<int>();
+  };
+  const json absent(json::value_t::discarded);
+  EXPECT_EQ(heads_of("mistral", absent), 8);
+  EXPECT_EQ(heads_of("qwen2", absent), 32);
+  EXPECT_EQ(heads_of("llama", absent), 32);
+  for (const char* model_type : {"mistral", "qwen2", "llama"}) {
+    EXPECT_EQ(heads_of(model_type, nullptr), 32) << model_type;
+    EXPECT_EQ(heads_of(model_type, 4), 4) << model_type;
+  }
+}
+
 // Within the window it changes nothing, and beyond it nothing is computed.
 TEST(ModelConfig, ASlidingWindowEndsTheModelsPositions) {
   const DeviceGuard meta(Device::meta());

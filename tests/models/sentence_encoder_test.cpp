@@ -183,6 +183,11 @@ TEST(SentenceEncoders, WhatIsNotBuiltIsRefusedByName) {
   EXPECT_TRUE(
       has(refused([](auto& f) { f.pooling["pooling_mode_lasttoken"] = true; }), "lasttoken"));
   EXPECT_TRUE(has(refused([](auto& f) { f.pooling["pooling_mode"] = "lasttoken"; }), "lasttoken"));
+  EXPECT_TRUE(has(refused([](auto& f) {
+                    f.pooling["pooling_mode_mean_tokens"] = false;
+                    f.pooling["pooling_mode_cls_token"] = false;
+                  }),
+                  "no pooling mode is true"));
   EXPECT_TRUE(has(refused([](auto& f) { f.pooling["word_embedding_dimension"] = 13; }), "13"));
   EXPECT_TRUE(has(refused([](auto& f) { f.dense["in_features"] = 23; }), "in_features = 23"));
   EXPECT_TRUE(has(refused([](auto& f) { f.dense["activation_function"] = "my.Own"; }), "my.Own"));

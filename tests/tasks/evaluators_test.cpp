@@ -198,6 +198,27 @@ TEST(Evaluators, NothingToEvaluateIsAnError) {
   });
 }
 
+// A model that diverged is no good one: its numbers are not to win, nor to be compared.
+TEST(Evaluators, WhatIsNotANumberIsNoScore) {
+  launch(1, [](Context& context) {
+    const EvaluatedSamples all = make_samples(6);
+    const EvaluationOptions options{.tokens = byte_tokens(), .batch_size = 2};
+    const Encode encode = [](const models::TokenBatch& tokens) {
+      return Tensor::full({tokens.ids.size(0), 3}, std::nan(""));
+    };
+    const Classify classify = [](const Tensor& u, const Tensor&) { return u; };
+    for (const auto& [name, score] : evaluate_triplets(all.triplets, encode, options, context)) {
+      EXPECT_TRUE(name == "samples" || std::isnan(score)) << name;
+    }
+    try {
+      (void)evaluate_classification(all.pairs, encode, classify, options, context);
+      FAIL() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::numeric);
+    }
+  });
+}
+
 // A language model of one token's memory.
 struct Bigrams : nn::Module {
   Bigrams() { table = register_module("table", nn::Embedding(16, 16)); }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """scripts/tidy_together.py with a checker that stands in for clang-tidy: findings are reported where they stand, and
-sources that only compile apart are read apart."""
+what is found in joined sources counts where it is found in one by itself."""
 import json
 import os
 import subprocess
@@ -9,12 +9,14 @@ import tempfile
 import unittest
 
 SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "scripts", "tidy_together.py")
-# Finds `bad` in a line, and does not compile a file in which `name` stands twice.
+# Finds `bad` in a line, and `shadow` in the second of two lines; does not compile a file in which `name` stands twice.
 CHECKER = """#!{python}
 import sys
 path = sys.argv[-1]
 lines = open(path).read().split(chr(10))
 found = [f"{{path}}:{{i}}:1: warning: bad" for i, line in enumerate(lines, 1) if "bad" in line]
+if sum("shadow" in line for line in lines) > 1:
+    found += [f"{{path}}:1:1: warning: hides another"]
 if sum("name" in line for line in lines) > 1:
     found = [f"{{path}}:1:1: error: ambiguous [clang-diagnostic-error]"]
 print(chr(10).join(found))
@@ -54,6 +56,10 @@ class TidyTogether(unittest.TestCase):
     def test_sources_that_use_one_name_are_read_apart(self):
         self.assertEqual(self.check(a="name\n", b="name\n"), (0, ""))
         self.assertEqual(self.check(a="name\n", b="name\nbad\n"), (1, "b.cpp:2:1: warning: bad"))
+
+    def test_a_name_that_hides_anothers_of_another_source_is_none(self):
+        self.assertEqual(self.check(a="shadow\n", b="shadow\n"), (0, ""))
+        self.assertEqual(self.check(a="good\n", b="shadow\nshadow\n"), (1, "b.cpp:1:1: warning: hides another"))
 
     def test_what_does_not_compile_by_itself_is_a_finding(self):
         code, said = self.check(a="name\nname\n", b="name\n")

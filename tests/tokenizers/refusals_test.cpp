@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "tokenizers/fixtures_testing.h"
+#include "tokenizers/word_cache.h"
 
 namespace tessera::tokenizers::testing {
 namespace {
@@ -56,6 +57,8 @@ TEST(TokenizerRefusals, VocabulariesThatCannotBe) {
   EXPECT_TRUE(says(model([](json& m) { m["vocab"] = json::array(); }), "'vocab'"));
   EXPECT_TRUE(says(model([](json& m) { m.erase("vocab"); }), "'vocab'"));
   EXPECT_TRUE(says(model([](json& m) { m["merges"] = 1; }), "'merges'"));
+  EXPECT_TRUE(says(model([](json& m) { m["end_of_word_suffix"] = std::string(2000, 'a'); }),
+                   "more than 1024 bytes"));
   EXPECT_TRUE(says(model([](json& m) { m["merges"][0] = "nospace"; }), "merge 0"));
   EXPECT_TRUE(says(model([](json& m) { m["merges"][1] = {"qq", "zz"}; }), "'qq'"));
   EXPECT_TRUE(says(model([](json& m) { m["merges"][1] = {"a"}; }), "merge 1"));
@@ -114,12 +117,67 @@ TEST(TokenizerRefusals, NamesThatAreNone) {
   EXPECT_EQ(load_tokenizer("bytes")->vocabulary_size(), 256);
 }
 
+std::string refusal_of_encoding(const std::string& name, const std::function<void(json&)>& change,
+                                const std::string& text) {
+  const ScratchFolder folder;
+  json file = json_of(fixture(name));
+  change(file);
+  const fs::path path = folder.write("tokenizer.json", file.dump());
+  return refusal_of([&] { (void)load_tokenizer(path)->encode(text); }, ErrorCode::data);
+}
+
 TEST(TokenizerRefusals, ModelsWhoseIdsAClassMoves) {
   const ScratchFolder folder;
   (void)folder.write("sentencepiece.bpe.model", contents_of(fixture("pieces.model")));
   (void)folder.write("tokenizer_config.json", R"({"tokenizer_class": "XLMRobertaTokenizer"})");
   EXPECT_TRUE(says(refusal_of([&] { (void)load_tokenizer(folder.path()); }, ErrorCode::data),
                    "save_pretrained"));
+}
+
+json replace_a(const std::string& content) {
+  return {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", content}};
+}
+
+TEST(TokenizerRefusals, ReplacementsThatGrowWithoutBound) {
+  json doubled = json::array();
+  for (int i = 0; i < 40; ++i) doubled.push_back(replace_a("aa"));
+  const json nested = {{"type", "Sequence"},
+                       {"normalizers", {{{"type", "Sequence"}, {"normalizers", doubled}}}}};
+  for (const json& normalizer : {replace_a(std::string(1 << 20, 'b')), nested}) {
+    EXPECT_TRUE(says(refusal_of_encoding(
+                         "bert.json", [&](json& file) { file["normalizer"] = normalizer; },
+                         std::string(400, 'a')),
+                     "more than 256 times as long"));
+  }
+  const ScratchFolder folder;
+  json file = json_of(fixture("bert.json"));
+  file["decoder"] = {{"type", "Sequence"}, {"decoders", doubled}};
+  const auto tokenizer = load_tokenizer(folder.write("tokenizer.json", file.dump()));
+  EXPECT_TRUE(says(
+      refusal_of([&] { (void)tokenizer->decode(tokenizer->encode("a banana")); }, ErrorCode::data),
+      "more than 256 times as long"));
+}
+
+TEST(TokenizerRefusals, CharsmapsThatAreNoText) {
+  // A map of one unit, whose texts are not UTF-8: 4 bytes of size, the unit, the texts.
+  EXPECT_TRUE(says(refusal_after("precompiled.json",
+                                 [](json& file) {
+                                   file["normalizer"]["normalizers"][0]["precompiled_charsmap"] =
+                                       "BAAAAAAAAAD/gP8A";
+                                 }),
+                   "precompiled_charsmap is damaged"));
+}
+
+// One entry of the cache counts its ids in 16 bits, and the arena has a size.
+TEST(WordCache, KeepsNoMoreIdsThanAnEntryCanCount) {
+  for (const std::size_t count : {std::size_t{0x10000}, std::size_t{1} << 21}) {
+    WordCache cache;
+    const std::uint64_t hash = WordCache::hash_of("word");
+    cache.insert("word", hash, std::vector<std::int32_t>(count, 7));
+    EXPECT_FALSE(cache.find("word", hash).found);
+    cache.insert("word", hash, std::vector<std::int32_t>{1, 2, 3});
+    EXPECT_TRUE(cache.find("word", hash).found);
+  }
 }
 
 TEST(TokenizerRefusals, IdsOutsideTheVocabulary) {

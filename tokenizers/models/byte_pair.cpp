@@ -18,6 +18,7 @@ namespace tessera::tokenizers {
 namespace {
 
 constexpr std::int32_t no_symbol = -1;
+constexpr std::size_t longest_mark = 1024;  // each character of a word gets it
 
 // A merge that may be done, of the symbol at `place` with the one behind it.
 struct Candidate {
@@ -97,6 +98,8 @@ BytePair::BytePair(const nlohmann::json& object, const ModelOptions& options,
                 source);
   prefix_ = string_or(object, "continuing_subword_prefix", "", source);
   suffix_ = string_or(object, "end_of_word_suffix", "", source);
+  TESSERA_CHECK(std::max(prefix_.size(), suffix_.size()) <= longest_mark, ErrorCode::data,
+                "{}: a prefix or suffix of subwords of more than {} bytes", source, longest_mark);
   fuse_unknown_ = bool_or(object, "fuse_unk", false, source);
   byte_fallback_ = bool_or(object, "byte_fallback", false, source);
   ignore_merges_ = bool_or(object, "ignore_merges", false, source);

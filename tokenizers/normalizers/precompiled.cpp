@@ -58,6 +58,9 @@ class Precompiled final : public Normalizer {
     units_.resize(bytes / 4);
     if (bytes > 0) std::memcpy(units_.data(), map.data() + 4, bytes);
     texts_ = map.substr(4 + bytes);
+    std::string copy;
+    TESSERA_CHECK(as_utf8(texts_, copy).data() == texts_.data(), ErrorCode::data,
+                  "{}: precompiled_charsmap is damaged", source);
   }
 
   [[nodiscard]] std::string_view apply(std::string_view text, std::string& buffer) const override {
@@ -128,6 +131,7 @@ class Precompiled final : public Normalizer {
       if (place >= units_.size()) return {};
       const std::size_t begin = value_of(units_[place]);
       if (begin > texts_.size()) return {};
+      if (begin < texts_.size() && !starts_character(texts_[begin])) return {};
       const std::size_t end = std::min(texts_.find('\0', begin), texts_.size());
       return std::string_view(texts_).substr(begin, end - begin);
     }

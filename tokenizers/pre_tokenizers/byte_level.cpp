@@ -1,5 +1,6 @@
 // ByteLevel: GPT-2's words, then each byte as a character of its alphabet; where the vocabulary is
 // kept in bytes too, they are left as they are.
+#include "kernels/base/error.h"
 #include "tokenizers/byte_alphabet.h"
 #include "tokenizers/json_fields.h"
 #include "tokenizers/pattern.h"
@@ -51,6 +52,8 @@ class ByteLevelStage final : public PreTokenizerStage {
       return;
     }
     written_ = byte_alphabet().write(word);
+    TESSERA_CHECK(written_.size() <= std::size_t{1} << 30, ErrorCode::data,
+                  "the tokenizer's pre-tokenizers make a word of more than 1 GiB");
     give(written_, first);
   }
 
