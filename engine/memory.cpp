@@ -1,7 +1,9 @@
-// The caching pool: free blocks by size, best fit within an eighth above what is asked for.
+// The caching pool: free blocks by size, best fit within an eighth above what is asked for, or
+// within three times as much where sizes go on changing.
 #include "engine/memory.h"
 
 #include <algorithm>
+#include <bit>
 #include <iterator>
 #include <map>
 #include <mutex>
@@ -12,6 +14,9 @@
 
 namespace tessera {
 namespace {
+
+// Smaller blocks are kept, however sizes vary: all that are ever in use at once are little.
+constexpr std::size_t smallest_returned = std::size_t{64} << 10;
 
 std::shared_ptr<MemoryPool>& pool_of_this_thread(Device device) {
   thread_local std::shared_ptr<MemoryPool> cpu;
@@ -54,6 +59,7 @@ struct MemoryPool::State {
   FreeBlocks free;                // with pages
   FreeBlocks free_without_pages;  // whose pages others needed
   std::uint64_t freed = 0;
+  std::size_t beyond = 0;  // bytes of new blocks, so far, of more than was ever in use at once
   MemoryStats stats;
   std::function<void()> on_peak;
 
@@ -85,10 +91,29 @@ struct MemoryPool::State {
     stats.peak_held = std::max(stats.peak_held, stats.held);
   }
 
-  // The smallest block that fits, of its size the one freed last, whose lines may still be cached.
-  static std::byte* take_fit(FreeBlocks& blocks, std::size_t wanted, std::size_t& size) {
+  void count_new(std::size_t bytes) {
+    if (stats.held + bytes > std::max(stats.peak_in_use, stats.in_use + bytes)) beyond += bytes;
+  }
+
+  // A step of other sizes than those before (sentences) would get a set of blocks of its own: new
+  // pages for each, and the memory of them all. Steps of one size make their blocks in the first
+  // ones; who goes on has sizes that vary, and a larger block serves as well.
+  [[nodiscard]] bool sizes_vary() const {
+    return beyond > stats.peak_in_use + (std::size_t{16} << 20);
+  }
+
+  // Four sizes to an octave: the new block serves the next, somewhat longer batch as well.
+  static std::size_t roomy(std::size_t wanted, std::size_t unit) {
+    const std::size_t quarter = std::max(unit, std::bit_floor(wanted) / 4);
+    return (wanted + quarter - 1) / quarter * quarter;
+  }
+
+  // The smallest block that fits and is not more than `slack` larger, of its size the one freed
+  // last, whose lines may still be cached.
+  static std::byte* take_fit(FreeBlocks& blocks, std::size_t wanted, std::size_t slack,
+                             std::size_t& size) {
     const auto smallest = blocks.lower_bound(wanted);
-    if (smallest == blocks.end() || smallest->first > wanted + wanted / 8) return nullptr;
+    if (smallest == blocks.end() || smallest->first > wanted + slack) return nullptr;
     const auto fit = std::prev(blocks.upper_bound(smallest->first));
     size = fit->first;
     std::byte* const block = fit->second.memory;
@@ -97,16 +122,29 @@ struct MemoryPool::State {
   }
 
   // Before `bytes` more get pages: what is kept for later gives up its own, the longest unused
-  // first, as far as more would be held than was ever in use at once.
+  // first, as far as more would be held than was ever in use at once. Where sizes vary small blocks
+  // go too, and may come back in another size.
   void make_room(std::size_t bytes) {
-    const std::size_t enough = std::max(stats.peak_in_use, stats.in_use + bytes);
+    std::size_t enough = std::max(stats.peak_in_use, stats.in_use + bytes);
+    // An eighth more, without which what goes is what the same step asks for next.
+    if (sizes_vary()) enough = std::max(stats.peak_in_use + stats.peak_in_use / 8, enough);
+    const std::size_t smallest = sizes_vary() ? smallest_returned : smallest_discarded;
     while (stats.held + bytes > enough) {
       const auto oldest = std::min_element(
-          free.lower_bound(smallest_discarded), free.end(),
+          free.lower_bound(smallest), free.end(),
           [](const auto& a, const auto& b) { return a.second.freed < b.second.freed; });
-      if (oldest == free.end() || !source->discard(oldest->second.memory, oldest->first)) return;
-      stats.held -= oldest->first;
-      free_without_pages.insert(free.extract(oldest));
+      if (oldest == free.end()) return;
+      const std::size_t size = oldest->first;
+      if (source->discard(oldest->second.memory, size)) {
+        free_without_pages.insert(free.extract(oldest));
+      } else if (sizes_vary()) {
+        source->give_back(oldest->second.memory, size);
+        stats.reserved -= size;
+        free.erase(oldest);
+      } else {
+        return;
+      }
+      stats.held -= size;
     }
   }
 };
@@ -163,19 +201,27 @@ std::shared_ptr<std::byte> MemoryPool::allocate(std::size_t bytes) {
   bool without_pages = false;
   {
     const std::lock_guard lock(state_->mutex);
-    block = State::take_fit(state_->free, wanted, size);
+    block = State::take_fit(state_->free, wanted, wanted / 8, size);
+    if (block == nullptr && state_->sizes_vary()) {
+      block = State::take_fit(state_->free, wanted, 2 * wanted, size);
+    }
     if (block == nullptr) {
-      block = State::take_fit(state_->free_without_pages, wanted, size);
+      block = State::take_fit(state_->free_without_pages, wanted, wanted / 8, size);
       if (block != nullptr) {
         state_->make_room(size);
         state_->hold(size);
         without_pages = true;
       }
     }
-    if (block == nullptr) state_->make_room(wanted);
+    if (block == nullptr) {
+      if (state_->sizes_vary()) size = State::roomy(wanted, unit);
+      state_->count_new(size);
+      state_->make_room(size);
+    }
   }
   if (block == nullptr) {
-    block = state_->source->obtain(wanted);
+    block = state_->source->obtain(size);
+    if (block == nullptr && size > wanted) block = state_->source->obtain(size = wanted);
     TESSERA_CHECK(block != nullptr, ErrorCode::out_of_memory,
                   "out of memory: {} bytes asked for, {} bytes in use by tensors{}; use a smaller "
                   "batch, a sharding strategy that holds less, or more ranks",

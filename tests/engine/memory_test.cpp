@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -200,6 +201,31 @@ TEST(MemoryPool, WhatComesBackToItsPagesHoldsNoMoreEither) {
     }
   }
   EXPECT_EQ(pool->stats().system_allocations, 2u);
+}
+
+// Steps of sentences: each has other lengths, and none asks for the sizes of another. Neither does
+// memory grow from step to step, nor does a step, once all lengths were seen, need new pages.
+TEST(MemoryPool, StepsOfManyLengthsShareTheirMemory) {
+  std::mt19937 random(3);
+  const auto pool = MemoryPool::create();
+  std::size_t most = 0;  // in use at once, without rounding
+  std::uint64_t allocations_before = 0;
+  for (int step = 0; step < 400; ++step) {
+    const std::size_t tokens = 700 + random() % 400;
+    std::vector<std::shared_ptr<std::byte>> kept;
+    std::size_t in_use = 0;
+    for (int layer = 0; layer < 6; ++layer) {
+      for (const std::size_t width : {384, 1152, 384, 384, 1536, 1536, 384}) {
+        kept.push_back(pool->allocate(tokens * width * sizeof(float)));
+        in_use += tokens * width * sizeof(float);
+        (void)pool->allocate(tokens * width);  // gone at once
+      }
+    }
+    most = std::max(most, in_use);
+    if (step == 200) allocations_before = pool->stats().system_allocations;
+  }
+  EXPECT_LE(static_cast<double>(pool->stats().peak_held), 1.5 * static_cast<double>(most));
+  EXPECT_LE(pool->stats().system_allocations, allocations_before + 20);
 }
 
 TEST(MemoryPool, OfOneSizeTheBlockFreedLastComesFirst) {
