@@ -37,8 +37,12 @@ void write_config(const std::string& path, const std::string& text, bool replace
                 "{} exists and is not written over; name another with --config-file", path);
   TESSERA_CHECK(file.get() >= 0, ErrorCode::configuration, "{} cannot be written: {}", path,
                 describe_errno("open", errno));
-  TESSERA_CHECK(::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()),
-                ErrorCode::runtime, "{}: {}", path, describe_errno("write", errno));
+  const ssize_t written = ::write(file.get(), text.data(), text.size());
+  if (written != static_cast<ssize_t>(text.size())) {
+    const int reason = written < 0 ? errno : ENOSPC;
+    if (!replaces) ::unlink(path.c_str());  // half a file would be refused, or believed
+    fail(ErrorCode::runtime, "{}: {}", path, describe_errno("write", reason));
+  }
   fmt::print("configuration saved at {}; tessera config explain {} says what it does\n", path,
              path);
 }

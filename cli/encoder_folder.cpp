@@ -4,13 +4,15 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <string_view>
 #include <utility>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/file.h"
+#include "checkpoint/formats/format.h"
 #include "checkpoint/json.h"
-#include "checkpoint/safetensors.h"
 #include "checkpoint/sharded_state.h"
 #include "cli/nearest.h"
 #include "cli/recipe_values.h"
@@ -100,6 +102,23 @@ ShardingOptions sharding_of(const models::Model& model, const Context& context,
   return options;
 }
 
+// SoftmaxLoss's head, as a training run saves it.
+constexpr std::string_view head_weight = "classifier.weight";
+constexpr std::string_view head_bias = "classifier.bias";
+
+// The model's tensor of that name; their number: there is none.
+std::size_t find_tensor(const std::vector<checkpoint::formats::TensorInfo>& tensors,
+                        std::string_view name) {
+  const auto it = std::find_if(tensors.begin(), tensors.end(), [&](const auto& tensor) {
+    return tensor.part == checkpoint::formats::Part::model && tensor.name == name;
+  });
+  return static_cast<std::size_t>(it - tensors.begin());
+}
+
+bool is_number(const checkpoint::formats::TensorInfo& tensor) {
+  return tensor.stored->dtype && is_floating(*tensor.stored->dtype);
+}
+
 constexpr std::uint64_t config_limit = std::uint64_t{16} << 20;
 
 bool has_sharded_files(const fs::path& step) {
@@ -142,6 +161,13 @@ void LoadedEncoder::load(const fs::path& path, const Context& context,
   if (has_sharded_files(path)) {
     checkpoint::State state;
     state.model = std::move(tensors);
+    // The head of a loss is there as well, and no part of an encoder.
+    const auto source = checkpoint::formats::recognise(path).open(path);
+    for (const auto& stored : source->contents().tensors) {
+      if (stored.part != checkpoint::formats::Part::model || !is_number(stored)) continue;
+      if (stored.name != head_weight && stored.name != head_bias) continue;
+      state.model.push_back({stored.name, *stored.stored->dtype, stored.shape, {}});
+    }
     checkpoint::load(context.communicator(), path, state, checkpoint::LoadParts::model_only);
   } else {
     models::load_sentence_encoder(path.string(), *model_, tensors);
@@ -149,39 +175,31 @@ void LoadedEncoder::load(const fs::path& path, const Context& context,
 }
 
 nn::Linear LoadedEncoder::load_head() const {
-  const fs::path path = path_ / "model.safetensors";
-  TESSERA_CHECK(fs::exists(path), ErrorCode::checkpoint,
-                "{}: accuracy needs the head that softmax trained, and a FULL step has it; convert "
-                "this one with tessera convert --to full",
-                path_.string());
-  const auto file = checkpoint::File::open_for_reading(path);
-  const auto read = [&](std::uint64_t offset, void* data, std::size_t bytes) {
-    file.read_at(offset, data, bytes);
-  };
-  const auto header = checkpoint::read_safetensors_header(read, file.size(), path.string());
-  const auto* const weight = header.find("classifier.weight");
-  const auto* const bias = header.find("classifier.bias");
-  const std::int64_t in = 3 * model_->dimension();
-  TESSERA_CHECK(weight != nullptr && bias != nullptr, ErrorCode::checkpoint,
+  const auto source = checkpoint::formats::recognise(path_).open(path_);
+  const auto& stored = source->contents().tensors;
+  const std::size_t weight = find_tensor(stored, head_weight);
+  const std::size_t bias = find_tensor(stored, head_bias);
+  TESSERA_CHECK(weight < stored.size() && bias < stored.size(), ErrorCode::checkpoint,
                 "{}: no classifier in it: accuracy needs the head of a run that trained with "
                 "loss: softmax",
-                path.string());
-  TESSERA_CHECK(weight->shape.size() == 2 && weight->shape[1] == in && bias->shape.size() == 1 &&
-                    bias->shape[0] == weight->shape[0] && weight->stored->dtype &&
-                    bias->stored->dtype && is_floating(*weight->stored->dtype) &&
-                    is_floating(*bias->stored->dtype),
+                path_.string());
+  const std::int64_t in = 3 * model_->dimension();
+  const auto& shape = stored[weight].shape;
+  TESSERA_CHECK(shape.size() == 2 && shape[1] == in && stored[bias].shape.size() == 1 &&
+                    stored[bias].shape[0] == shape[0] && is_number(stored[weight]) &&
+                    is_number(stored[bias]),
                 ErrorCode::checkpoint,
                 "{}: its classifier is not one of {} numbers, three embeddings side by side",
-                path.string(), in);
-  nn::Linear head = tasks::make_softmax_head(model_->dimension(), weight->shape[0]);
-  const auto fill = [&](const checkpoint::TensorEntry& entry, Tensor parameter) {
+                path_.string(), in);
+  nn::Linear head = tasks::make_softmax_head(model_->dimension(), shape[0]);
+  const auto fill = [&](std::size_t tensor, Tensor parameter) {
     const DeviceGuard on_host(Device::cpu());
-    const Tensor stored = Tensor::empty(parameter.shape(), *entry.stored->dtype);
-    file.read_at(entry.begin, stored.data(), entry.end - entry.begin);
-    parameter.copy_from(stored);
+    const Tensor read = Tensor::empty(parameter.shape(), *stored[tensor].stored->dtype);
+    source->read(tensor, 0, read.elements(), read.data());
+    parameter.copy_from(read);
   };
-  fill(*weight, head->weight());
-  fill(*bias, head->bias());
+  fill(weight, head->weight());
+  fill(bias, head->bias());
   return head;
 }
 

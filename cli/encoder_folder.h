@@ -46,8 +46,8 @@ class LoadedEncoder {
   [[nodiscard]] const models::SentenceEncoder& model() const { return *model_; }
   [[nodiscard]] const tasks::TextTokens& tokens() const { return tokens_; }
   [[nodiscard]] tasks::Encode encode() const;
-  // SoftmaxLoss's head, which a run that trained with it leaves in a FULL step's model.safetensors
-  // as `classifier`: fp32, whole on every rank. Error(checkpoint) where there is none.
+  // SoftmaxLoss's head, which a run that trained with it leaves in its steps as `classifier`: fp32,
+  // whole on every rank. Error(checkpoint) where there is none.
   [[nodiscard]] nn::Linear load_head() const;
 
  private:

@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
-#include <cmath>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -21,7 +19,7 @@
 #include "kernels/base/error.h"
 #include "tasks/evaluators.h"
 #include "tasks/sentence_losses.h"
-#include "tasks/table.h"
+#include "tasks/sentence_table.h"
 
 namespace tessera::cli {
 namespace {
@@ -39,6 +37,7 @@ struct EvaluateCommand {
   std::vector<std::string> data;
   std::vector<std::string> columns;
   std::string task = "similarity";
+  std::vector<std::string> labels;
   double label_scale = 1;
   std::string json;
   std::int64_t batch_size = 32;
@@ -53,63 +52,37 @@ struct EvaluateCommand {
   };
   [[nodiscard]] int run() const;
   [[nodiscard]] Result evaluate(const Context& context) const;
-  [[nodiscard]] tasks::SentencePairs read_pairs(bool classes) const;
   [[nodiscard]] Result similarity(const Context& context) const;
   [[nodiscard]] Result accuracy(const Context& context) const;
   [[nodiscard]] Result triplets(const Context& context) const;
   [[nodiscard]] Result perplexity(const Context& context) const;
-  [[nodiscard]] tasks::Table open_table(const tasks::Table::Check& check) const;
+  [[nodiscard]] tasks::SentenceTable open_table(tasks::SentenceEvaluator evaluator,
+                                                std::int64_t classes = 0) const;
   [[nodiscard]] EncoderChoices choices() const {
     return {.dtype = parse_compute_dtype(dtype), .strategy = parse_strategy(strategy)};
   }
 };
 
-// The number that is all of the text, or none.
-std::optional<double> number_in(std::string_view text) {
-  double value = 0;
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || stop != end || !std::isfinite(value)) return std::nullopt;
-  return value;
-}
-
-std::string problem_of_number(const std::vector<std::string>& row) {
-  if (number_in(row[2])) return {};
-  return fmt::format("the label is \"{}\"; a number is wanted", row[2]);
-}
-
-std::string problem_of_class(const std::vector<std::string>& row) {
-  const std::optional<double> value = number_in(row[2]);
-  if (value && *value >= 0 && *value == std::floor(*value)) return {};
-  return fmt::format("the label is \"{}\"; the number of a class, from 0, is wanted", row[2]);
-}
-
-tasks::Table EvaluateCommand::open_table(const tasks::Table::Check& check) const {
+tasks::SentenceTable EvaluateCommand::open_table(tasks::SentenceEvaluator evaluator,
+                                                 std::int64_t classes) const {
   TESSERA_CHECK(columns.size() == pair_columns, ErrorCode::usage,
                 "--columns: {} of {} columns; give {}, by number from 1 or by name, as in 6,7,5",
                 fmt::join(columns, ","), columns.size(),
                 task == "triplet" ? "those of the anchor, of what is like it and of what is not"
                                   : "those of the first text, of the second and of the label");
-  return tasks::Table(data, {.columns = columns}, check);
-}
-
-tasks::SentencePairs EvaluateCommand::read_pairs(bool classes) const {
   TESSERA_CHECK(label_scale > 0, ErrorCode::usage, "--label-scale {}: must be above 0",
                 label_scale);
-  const tasks::Table table = open_table(classes ? problem_of_class : problem_of_number);
-  tasks::SentencePairs pairs;
-  for (std::int64_t row = 0; row < table.rows(); ++row) {
-    std::vector<std::string> values = table.read(row);
-    const double label = number_in(values[2]).value_or(0);
-    pairs.labels.push_back(classes ? label : label / label_scale);
-    pairs.first.push_back(std::move(values[0]));
-    pairs.second.push_back(std::move(values[1]));
-  }
-  return pairs;
+  return tasks::SentenceTable({.files = data,
+                               .table = {.columns = columns},
+                               .evaluator = evaluator,
+                               .label_scale = label_scale,
+                               .labels = labels,
+                               .classes = classes});
 }
 
 EvaluateCommand::Result EvaluateCommand::similarity(const Context& context) const {
-  const tasks::SentencePairs pairs = read_pairs(false);
+  const tasks::SentencePairs pairs =
+      tasks::read_pairs(open_table(tasks::SentenceEvaluator::similarity));
   const auto [low, high] = std::minmax_element(pairs.labels.begin(), pairs.labels.end());
   TESSERA_CHECK(pairs.size() > 0 && *low < *high, ErrorCode::data,
                 "{}: all labels are alike in {} rows; there is nothing to correlate",
@@ -121,13 +94,14 @@ EvaluateCommand::Result EvaluateCommand::similarity(const Context& context) cons
 }
 
 EvaluateCommand::Result EvaluateCommand::accuracy(const Context& context) const {
-  const tasks::SentencePairs pairs = read_pairs(true);
   const LoadedEncoder encoder(folder, context, choices());
   const nn::Linear head = encoder.load_head();
-  const double highest = *std::max_element(pairs.labels.begin(), pairs.labels.end());
-  TESSERA_CHECK(highest < static_cast<double>(head->bias().size(0)), ErrorCode::data,
-                "{}: a label of {}, and the model has {} classes, from 0", fmt::join(data, ", "),
-                highest, head->bias().size(0));
+  const std::int64_t classes = head->bias().size(0);
+  TESSERA_CHECK(labels.empty() || static_cast<std::int64_t>(labels.size()) == classes,
+                ErrorCode::usage, "--labels {}: {} names, and the model has {} classes",
+                fmt::join(labels, ","), labels.size(), classes);
+  const tasks::SentencePairs pairs =
+      tasks::read_pairs(open_table(tasks::SentenceEvaluator::accuracy, classes));
   const auto scores = tasks::evaluate_classification(
       pairs, encoder.encode(),
       [&](const Tensor& u, const Tensor& v) { return tasks::softmax_logits(u, v, head); },
@@ -136,18 +110,12 @@ EvaluateCommand::Result EvaluateCommand::accuracy(const Context& context) const 
 }
 
 EvaluateCommand::Result EvaluateCommand::triplets(const Context& context) const {
-  const tasks::Table table = open_table({});
-  tasks::SentenceTriplets triplets;
-  for (std::int64_t row = 0; row < table.rows(); ++row) {
-    std::vector<std::string> values = table.read(row);
-    triplets.anchors.push_back(std::move(values[0]));
-    triplets.positives.push_back(std::move(values[1]));
-    triplets.negatives.push_back(std::move(values[2]));
-  }
+  const tasks::SentenceTriplets triplets =
+      tasks::read_triplets(open_table(tasks::SentenceEvaluator::triplet));
   const LoadedEncoder encoder(folder, context, choices());
   const auto scores = tasks::evaluate_triplets(
       triplets, encoder.encode(), {.tokens = encoder.tokens(), .batch_size = batch_size}, context);
-  return {scores, table.rows()};
+  return {scores, static_cast<std::int64_t>(triplets.size())};
 }
 
 EvaluateCommand::Result EvaluateCommand::perplexity(const Context& context) const {
@@ -236,6 +204,12 @@ Command describe_evaluate() {
             .help = "What to find out",
             .type = "similarity|accuracy|triplet|perplexity",
             .shows_default = true},
+           {.name = "--labels",
+            .target = &command->labels,
+            .help = "Of accuracy: the names of the classes in the order of training's `labels`; "
+                    "without, labels are their numbers from 0",
+            .type = "NAMES",
+            .separator = ','},
            {.name = "--label-scale",
             .target = &command->label_scale,
             .help = "What labels are divided by",

@@ -74,6 +74,7 @@ struct LaunchCommand {
   std::string ranks, threads, module, tee, redirects, start_method, config_file, role;
   std::string address;
   double monitor_interval = 0;
+  int master_port = -1;  // not given
   bool standalone = false;
   bool no_python = false;
   Rendezvous rendezvous;
@@ -89,6 +90,7 @@ struct LaunchCommand {
                   "--redirects {} needs --log-dir, the folder of the files", redirects);
     take_configuration();
     if (!address.empty()) launch.master_address = address;
+    if (master_port >= 0) launch.master_port = master_port;
     if (!ranks.empty()) launch.ranks = ranks_from(ranks);
     if (!role.empty()) launch.variables["ROLE_NAME"] = role;
     if (!threads.empty()) become_threads();
@@ -125,7 +127,7 @@ struct LaunchCommand {
                   "{} does not say num_processes; give --nproc-per-node", config_file);
     if (config.gpu_ids) launch.variables["CUDA_VISIBLE_DEVICES"] = *config.gpu_ids;
     if (config.master_address) launch.master_address = *config.master_address;
-    if (config.master_port && launch.master_port == 0) launch.master_port = *config.master_port;
+    if (config.master_port && master_port < 0) launch.master_port = *config.master_port;
     launch.variables[config_file_variable] = std::filesystem::absolute(config_file).string();
   }
 
@@ -178,9 +180,9 @@ std::vector<Argument> meeting_arguments(LaunchCommand& command) {
        .target = &command.address,
        .help = "Where rank 0 is, by default 127.0.0.1"},
       {.name = "--master-port,--main-process-port",
-       .target = &options.master_port,
-       .help = "Rank 0's port; 0: a free one",
-       .shows_default = true,
+       .target = &command.master_port,
+       .help = "Rank 0's port; 0, the default: a free one",
+       .type = "PORT",
        .least = 0,
        .most = 65535},
       {.name = "--run-id,--rdzv-id",

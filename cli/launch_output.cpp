@@ -17,8 +17,8 @@ namespace {
 
 constexpr std::size_t longest_line = std::size_t{1} << 16;  // more is passed on in pieces
 
-// A terminal or a file that cannot take it loses it: the ranks go on.
-void write_fully(int file, std::string_view text) {
+// False, with errno, where a terminal or a file cannot take it.
+bool write_fully(int file, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(file, text.data(), text.size());
     if (written < 0 && errno == EINTR) continue;
@@ -27,9 +27,10 @@ void write_fully(int file, std::string_view text) {
       ::poll(&full, 1, -1);
       continue;
     }
-    if (written <= 0) return;
+    if (written <= 0) return false;
     text.remove_prefix(static_cast<std::size_t>(written));
   }
+  return true;
 }
 
 std::optional<int> small_number(std::string_view text) {
@@ -152,22 +153,35 @@ void RankOutput::take(Stream& stream) {
 }
 
 // Passes on the lines that have ended, or everything.
-void RankOutput::lines(Stream& stream, bool all) const {
+void RankOutput::lines(Stream& stream, bool all) {
   std::size_t end = stream.line.rfind('\n');
   end = all ? stream.line.size() : end == std::string::npos ? 0 : end + 1;
   if (end == 0) return;
   std::string text = stream.line.substr(0, end);
   stream.line.erase(0, end);
-  if (text.back() != '\n') text += '\n';
-  if (stream.file >= 0) write_fully(files_[static_cast<std::size_t>(stream.file)].get(), text);
+  keep(stream, text);
   if (!stream.printed) return;
+  if (text.back() != '\n') text += '\n';
   std::string numbered;
   for (std::size_t begin = 0; begin < text.size();) {
     const std::size_t stop = text.find('\n', begin) + 1;
     numbered += fmt::format("[rank {}]: {}", stream.rank, text.substr(begin, stop - begin));
     begin = stop;
   }
-  write_fully(stream.number, numbered);
+  (void)write_fully(stream.number, numbered);  // what nobody reads is lost: the ranks go on
+}
+
+// A file has what the rank wrote, to the byte. Where it cannot take it (a full disk) the ranks go
+// on, and the user is told once.
+void RankOutput::keep(Stream& stream, std::string_view text) {
+  if (stream.file < 0) return;
+  comm::FileDescriptor& file = files_[static_cast<std::size_t>(stream.file)];
+  if (file.get() < 0 || write_fully(file.get(), text)) return;
+  const std::string told =
+      fmt::format("tessera: what rank {} prints is not kept from here on: {}\n", stream.rank,
+                  describe_errno("write", errno));
+  (void)write_fully(STDERR_FILENO, told);
+  file.reset();
 }
 
 }  // namespace tessera::cli

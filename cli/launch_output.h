@@ -61,7 +61,8 @@ class RankOutput {
   };
 
   void take(Stream& stream);
-  void lines(Stream& stream, bool all) const;
+  void lines(Stream& stream, bool all);
+  void keep(Stream& stream, std::string_view text);
 
   std::deque<Stream> streams_;
   std::vector<comm::FileDescriptor> files_;

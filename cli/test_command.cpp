@@ -95,7 +95,7 @@ class Folder {
   }
   ~Folder() {
     std::error_code ignored;
-    fs::remove_all(path_, ignored);
+    if (!kept_) fs::remove_all(path_, ignored);
   }
   Folder(const Folder&) = delete;
   Folder& operator=(const Folder&) = delete;
@@ -103,8 +103,15 @@ class Folder {
     return (path_ / name).string();
   }
 
+  // It stays, for whoever looks for what went wrong.
+  const Folder& keep() const {
+    kept_ = true;
+    return *this;
+  }
+
  private:
   fs::path path_;
+  mutable bool kept_ = false;
 };
 
 // Of each step the number, the loss and the gradient's norm, with every digit.
@@ -215,7 +222,8 @@ class Installation {
     }
     options.output.folder = folder_ / "log";
     const int code = launch(options);
-    TESSERA_CHECK(code == 0, ErrorCode::runtime, "ended with code {}", code);
+    TESSERA_CHECK(code == 0, ErrorCode::runtime, "ended with code {}; what the ranks said: {}",
+                  code, folder_.keep() / "log");
   }
 
   int ranks_;

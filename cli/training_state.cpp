@@ -27,6 +27,31 @@ std::string samples_key(std::size_t data_set) {
   return data_set == 0 ? "position/samples" : fmt::format("position/samples_{}", data_set + 1);
 }
 
+const char* name_of(tasks::Mix mix) {
+  return mix == tasks::Mix::by_size ? "by_size" : "round_robin";
+}
+
+// What decides, beside the data and the seed, which samples a batch has.
+void remember_order(const DataRecipe& data, Scalars& scalars) {
+  scalars.set("mix", std::string(name_of(data.mix)))
+      .set("even_batches", data.even_batches)
+      .set("drop_last", data.drop_last);
+}
+
+void check_order(const Recipe& recipe, const Scalars& scalars, const std::string& folder) {
+  if (!scalars.contains("mix")) return;  // of a version that did not say
+  const DataRecipe& data = recipe.data;
+  const auto mix = scalars.get<std::string>("mix");
+  const auto even_batches = scalars.get<bool>("even_batches", false);
+  const auto drop_last = scalars.get<bool>("drop_last", false);
+  TESSERA_CHECK(
+      mix == name_of(data.mix) && even_batches == data.even_batches && drop_last == data.drop_last,
+      ErrorCode::configuration,
+      "{}: the run there has data.mix {}, data.even_batches {} and data.drop_last {}; "
+      "with others the data order would be another",
+      folder, mix, even_batches, drop_last);
+}
+
 }  // namespace
 
 void TrainingRun::load_pretrained() {
@@ -163,6 +188,7 @@ std::string TrainingRun::take_position(const Scalars& scalars, const std::string
 }
 
 void TrainingRun::take_data_position(const Scalars& scalars, const std::string& folder) {
+  check_order(recipe_, scalars, folder);
   const std::size_t sets = position_.data.next.size();
   TESSERA_CHECK(
       scalars.contains(samples_key(sets - 1)) && !scalars.contains(samples_key(sets)),
@@ -204,6 +230,7 @@ std::vector<std::string> TrainingRun::save(const std::optional<tasks::Evaluation
   for (std::size_t set = 0; set < position_.data.next.size(); ++set) {
     options.scalars.set(samples_key(set), position_.data.next[set]);
   }
+  remember_order(recipe_.data, options.scalars);
   task_->remember_data(options.scalars);
   options.files = files_beside_weights();
   options.tensor_folders = task_->tensor_folders();

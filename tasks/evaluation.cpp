@@ -63,12 +63,17 @@ class Deal {
     if (!found.empty()) std::memcpy(message.data(), found.data(), message.size());
     const auto messages =
         context_.communicator().exchange(message, Tag{0, 0, comm::Phase::metrics});
+    for (std::size_t rank = 0; rank < ranks(); ++rank) {
+      const std::size_t samples = (order_.size() + ranks() - 1 - rank) / ranks();
+      TESSERA_CHECK(
+          messages[rank].size() == std::max<std::size_t>(samples, 1) * width * sizeof(double),
+          ErrorCode::rank_failed, "rank {} evaluated other samples; give every rank the same data",
+          rank);
+    }
     std::vector<double> all(order_.size() * width);
     for (std::size_t i = 0; i < order_.size(); ++i) {
       const std::string& from = messages[i % ranks()];
       const std::size_t place = i / ranks() * width * sizeof(double);
-      TESSERA_CHECK(place + width * sizeof(double) <= from.size(), ErrorCode::rank_failed,
-                    "rank {} evaluated other samples; give every rank the same data", i % ranks());
       std::memcpy(&all[order_[i] * width], from.data() + place, width * sizeof(double));
     }
     return all;

@@ -270,22 +270,9 @@ Evaluation SentencePairsTask::evaluate(const Context& context, std::int64_t batc
   const EvaluationOptions how{tokens_, batch_size};
   const Encode encode = [&](const models::TokenBatch& tokens) { return encoder().forward(tokens); };
   if (options_.valid->evaluator == SentenceEvaluator::triplet) {
-    SentenceTriplets triplets;
-    for (std::int64_t i = 0; i < valid_->rows(); ++i) {
-      SentenceRow row = valid_->read(i);
-      triplets.anchors.push_back(std::move(row.texts[0]));
-      triplets.positives.push_back(std::move(row.texts[1]));
-      triplets.negatives.push_back(std::move(row.texts[2]));
-    }
-    return {evaluate_triplets(triplets, encode, how, context), true};
+    return {evaluate_triplets(read_triplets(*valid_), encode, how, context), true};
   }
-  SentencePairs pairs;
-  for (std::int64_t i = 0; i < valid_->rows(); ++i) {
-    SentenceRow row = valid_->read(i);
-    pairs.first.push_back(std::move(row.texts[0]));
-    pairs.second.push_back(std::move(row.texts[1]));
-    pairs.labels.push_back(row.label);
-  }
+  const SentencePairs pairs = read_pairs(*valid_);
   if (options_.valid->evaluator == SentenceEvaluator::similarity) {
     return {evaluate_similarity(pairs, encode, how, context), true};
   }

@@ -206,4 +206,26 @@ std::uint64_t SentenceTable::fingerprint() const {
   return hash;
 }
 
+SentencePairs read_pairs(const SentenceTable& table) {
+  SentencePairs pairs;
+  for (std::int64_t i = 0; i < table.rows(); ++i) {
+    SentenceRow row = table.read(i);
+    pairs.first.push_back(std::move(row.texts[0]));
+    pairs.second.push_back(std::move(row.texts[1]));
+    pairs.labels.push_back(row.label);
+  }
+  return pairs;
+}
+
+SentenceTriplets read_triplets(const SentenceTable& table) {
+  SentenceTriplets triplets;
+  for (std::int64_t i = 0; i < table.rows(); ++i) {
+    SentenceRow row = table.read(i);
+    triplets.anchors.push_back(std::move(row.texts[0]));
+    triplets.positives.push_back(std::move(row.texts[1]));
+    triplets.negatives.push_back(std::move(row.texts[2]));
+  }
+  return triplets;
+}
+
 }  // namespace tessera::tasks

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tasks/evaluators.h"
 #include "tasks/sentence_pairs.h"
 #include "tasks/table.h"
 
@@ -42,5 +43,9 @@ class SentenceTable {
   SentenceOrder order_;
   Table table_;
 };
+
+// All rows of a table whose evaluator is given: two texts and a label, or three texts.
+SentencePairs read_pairs(const SentenceTable& table);
+SentenceTriplets read_triplets(const SentenceTable& table);
 
 }  // namespace tessera::tasks

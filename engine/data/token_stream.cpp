@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
+#include <random>
 
 #include <cerrno>
 #include <cstring>
@@ -127,13 +128,13 @@ std::optional<TokenStreamFormat> recognise_token_stream(const std::filesystem::p
 TokenStreamWriter::TokenStreamWriter(std::filesystem::path path, const Tokenizer& tokenizer,
                                      const TextStamp& source)
     : path_(std::move(path)),
-      temporary_(fmt::format("{}.partial-{}", path_.string(), ::getpid())),
+      temporary_(fmt::format("{}.partial-{:08x}", path_.string(), std::random_device{}())),
       tokenizer_(tokenizer.name().substr(0, longest_name)),
       fingerprint_(tokenizer.fingerprint()),
       vocabulary_(tokenizer.vocabulary_size()),
       bytes_per_token_(vocabulary_ <= 65536 ? 2 : 4),
       source_(source) {
-  file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666);
+  file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
   TESSERA_CHECK(file_ >= 0, ErrorCode::data, "token stream {} cannot be written: {}",
                 path_.string(), describe_errno("open", errno));
 }

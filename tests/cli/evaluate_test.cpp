@@ -7,6 +7,7 @@
 #include "tasks/evaluators.h"
 #include "tasks/sentence_losses.h"
 #include "tests/cli/encoder_testing.h"
+#include "tests/cli/sentence_testing.h"
 
 namespace tessera::cli {
 namespace {
@@ -21,7 +22,7 @@ class EvaluateCommandTest : public ::testing::Test {
   static constexpr std::size_t samples = 37;
 
   static void SetUpTestSuite() {
-    folder_ = std::make_unique<testing::TrainingFolder>();
+    folder_ = std::make_unique<testing::SentenceFolder>();
     testing::make_encoder_folder(folder_->path("encoder"));
     first_ = testing::sentences(samples, 5);
     second_ = testing::sentences(samples, 6);
@@ -48,11 +49,11 @@ class EvaluateCommandTest : public ::testing::Test {
     return json::parse(testing::read_text(path("result.json")), nullptr, false);
   }
 
-  static std::unique_ptr<testing::TrainingFolder> folder_;
+  static std::unique_ptr<testing::SentenceFolder> folder_;
   static std::vector<std::string> first_, second_;
   static std::vector<double> labels_;
 };
-std::unique_ptr<testing::TrainingFolder> EvaluateCommandTest::folder_;
+std::unique_ptr<testing::SentenceFolder> EvaluateCommandTest::folder_;
 std::vector<std::string> EvaluateCommandTest::first_;
 std::vector<std::string> EvaluateCommandTest::second_;
 std::vector<double> EvaluateCommandTest::labels_;
@@ -107,9 +108,10 @@ TEST_F(EvaluateCommandTest, TripletsAndNamedColumns) {
 }
 
 TEST_F(EvaluateCommandTest, PerplexityOfAText) {
-  testing::train(1, folder_->small() + testing::Settings{{"train.steps", "2"},
-                                                         {"checkpoint.dir", path("out")},
-                                                         {"checkpoint.every", "2"}});
+  testing::train(
+      1, folder_->TrainingFolder::small() + testing::Settings{{"train.steps", "2"},
+                                                              {"checkpoint.dir", path("out")},
+                                                              {"checkpoint.every", "2"}});
   const std::vector<std::string> all = {"evaluate", path("out"),  "--data", path("text.txt"),
                                         "--task",   "perplexity", "--json", path("result.json"),
                                         "--device", "cpu"};
@@ -158,6 +160,36 @@ TEST_F(EvaluateCommandTest, AccuracyOfAHead) {
   EXPECT_EQ(result_of(run_program(launched(2, all))), expected);
   all[1] = path("encoder");
   EXPECT_EQ(run_program(all).code, 5);  // no head there
+}
+
+// However a run with loss: softmax saved its step, and on any ranks: the encoder without the head,
+// and the head.
+TEST_F(EvaluateCommandTest, AStepOfEitherTypeHasEncoderAndHead) {
+  folder_->write_classes("classes.csv", 30);
+  json similarity, accuracy;
+  for (const char* type : {"FULL_STATE_DICT", "numbered", "SHARDED_STATE_DICT"}) {
+    const std::string dir = path(std::string("steps.") + type);
+    const bool numbered = std::string(type) == "numbered";
+    testing::train_sentences(
+        2,
+        folder_->small() +
+            testing::Settings{{"model.pretrained", path("encoder")},
+                              {"data.tokenizer", path("encoder")},
+                              {"data.train", folder_->classes()},
+                              {"checkpoint.dir", dir},
+                              {"checkpoint.max_file_size", numbered ? "20KB" : "0"},
+                              {"checkpoint.state_dict_type", numbered ? "FULL_STATE_DICT" : type}});
+    std::vector<std::string> all = arguments();
+    all[1] = dir;
+    const json pairs = result_of(run_program(all));
+    all[3] = path("classes.csv");
+    all[5] = "first,second,class";
+    all.insert(all.end(), {"--task", "accuracy", "--labels", "no,maybe,yes"});
+    const json classes = result_of(run_program(launched(2, all)));
+    if (similarity.is_null()) similarity = pairs, accuracy = classes;
+    EXPECT_EQ(pairs, similarity) << type;
+    EXPECT_EQ(classes, accuracy) << type;
+  }
 }
 
 void expect_evaluate_refused(const Ended& ended, int code, const std::string& part) {

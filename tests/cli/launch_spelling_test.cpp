@@ -128,6 +128,11 @@ TEST(LaunchSpelling, AConfigurationFileSaysHowManyAndWhere) {
   EXPECT_EQ(three.out, "3 0,1 localhost\n3 0,1 localhost\n3 0,1 localhost\n");
   const Ended one = started({"--config_file", file, "--num_processes", "1"}, script);
   EXPECT_EQ(one.out, "1 0,1 localhost\n");
+  // A given 0 goes before the file's port, which another program has.
+  std::ofstream(file) << "distributed_type: FSDP\nnum_processes: 1\nmain_process_port: 1\n";
+  const Ended free =
+      started({"--config-file", file, "--master-port", "0"}, "test $MASTER_PORT -gt 1 && echo yes");
+  EXPECT_EQ(free.out, "yes\n") << free.err;
   std::ofstream(file) << "distributed_type: FSDP\n";
   const Ended unsaid = started({"--config-file", file}, script);
   EXPECT_EQ(unsaid.code, 2);
@@ -194,6 +199,26 @@ TEST(LaunchOutput, AFileForEachRank) {
   const Ended nowhere = started({"--log-dir", "/proc/none"}, "true");
   EXPECT_EQ(nowhere.code, 3);
   EXPECT_NE(nowhere.err.find("--log-dir /proc/none cannot be made"), std::string::npos);
+}
+
+TEST(LaunchOutput, AFileHasWhatTheRankWroteToTheByte) {
+  const TemporaryFolder folder;
+  const std::string logs = (folder / "logs").string();
+  ASSERT_EQ(started({"--log-dir", logs}, "head -c 300000 /dev/zero | tr '\\0' x; printf end").code,
+            0);
+  EXPECT_EQ(read_text(logs + "/rank-0.log"), std::string(300000, 'x') + "end");
+}
+
+TEST(LaunchOutput, AFullDiskIsSaidOnceAndEndsNoRank) {
+  const TemporaryFolder folder;
+  std::filesystem::create_symlink("/dev/full", folder / "rank-0.log");
+  const Ended ended = started({"--log-dir", (folder / ".").string()},
+                              "for i in 1 2 3; do echo $i; sleep 0.1; done");
+  EXPECT_EQ(ended.code, 0);
+  EXPECT_EQ(ended.err.find("what rank 0 prints is not kept from here on: "),
+            ended.err.find("what"));
+  EXPECT_NE(ended.err.find("No space left on device"), std::string::npos) << ended.err;
+  EXPECT_EQ(std::count(ended.err.begin(), ended.err.end(), '\n'), 1) << ended.err;
 }
 
 TEST(LaunchOutput, MuchOfItComesThroughWhole) {

@@ -68,6 +68,23 @@ TEST(SentencePairs, AResumedRunHasTheSameBits) {
   EXPECT_EQ(losses_in(folder.path("parts.jsonl")), losses_in(folder.path("whole.jsonl")));
 }
 
+// What decides which samples come next is the saved run's, or the resume says what differs.
+TEST(SentencePairs, AResumeInAnotherOrderIsRefused) {
+  const SentenceFolder folder;
+  const Settings settings =
+      folder.small() + mixed(folder) + Settings{{"checkpoint.dir", folder.path("out")}};
+  train_sentences(1, settings);
+  const std::vector<Settings> others = {
+      {{"data.mix", "by_size"}}, {{"data.even_batches", "true"}}, {{"data.drop_last", "true"}}};
+  for (const Settings& other : others) {
+    const auto ended = train_sentences(1, settings + other + Settings{{"train.steps", "6"}}, 3);
+    EXPECT_NE(ended.err.find("the run there has data.mix round_robin, data.even_batches false and "
+                             "data.drop_last false"),
+              std::string::npos)
+        << ended.err;
+  }
+}
+
 TEST(SentencePairs, APositionIsTakenUpOnAnotherWorld) {
   const SentenceFolder folder;
   const auto settings = [&](const std::string& dir, int batch, int steps) {
