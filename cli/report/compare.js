@@ -1,0 +1,172 @@
+// What differs between two rows: chosen by clicking on names or in the two lists, or read by pointing.
+
+let chosen = []; // at most two rows
+let showComparison = () => {};
+
+const quantities = [
+  ["tokens per second", (row) => row.tokens && row.tokens.median, "number"],
+  ["samples per second", (row) => row.samples && row.samples.median, "number"],
+  ["time of a step", (row) => row.step && row.step.median, "seconds"],
+  ["speed-up", (row) => row.speedup, "times"],
+  ["efficiency", (row) => row.efficiency, "share"],
+  ["memory measured", (row) => row.memory.measured, "bytes"],
+  ["memory planned", (row) => row.memory.planned, "bytes"],
+  ["engine's time a unit", (row) => row.engine, "seconds"],
+  ["share of matrix products", (row) => row.products, "share"],
+  ["MFU", (row) => row.mfu, "share"],
+];
+
+function settingsOf(row) {
+  const settings = { strategy: row.strategy, ranks: row.world === null ? "" : String(row.world), precision: row.precision,
+    launcher: row.launcher, "group size": row.group === null ? "" : String(row.group) };
+  for (const [key, value] of Object.entries(row.axes)) settings[key] = textOf(value);
+  if (row.peer) for (const [key, value] of Object.entries(row.peer)) settings[`peer's ${plain(key)}`] = textOf(value);
+  settings.status = statusOf(row);
+  settings.reason = row.reason;
+  return settings;
+}
+
+// {phase collective: bytes}
+function movedOf(row) {
+  const moved = {};
+  for (const call of row.moved.filter(isObject)) {
+    const name = `${plain(textOf(call.collective ?? call.op))}, ${plain(textOf(call.phase))}`;
+    if (numberOf(call.bytes) !== null) moved[name] = (moved[name] || 0) + call.bytes;
+  }
+  return moved;
+}
+
+// {label: [number, how]} of all that is known of a row.
+function numbersOfRow(row) {
+  const all = {};
+  for (const [label, value, how] of quantities) if (numberOf(value(row)) !== null) all[label] = [value(row), how];
+  if (Object.keys(row.exposed).length > 0) all["exposed communication"] = [sumOf(row.exposed), "seconds"];
+  for (const [phase, value] of Object.entries(row.exposed)) all[`exposed: ${plain(phase)}`] = [value, "seconds"];
+  for (const [kind, value] of Object.entries(row.memory.kinds || {})) all[`memory: ${plain(kind)}`] = [value, "bytes"];
+  for (const [name, value] of Object.entries(movedOf(row))) all[`bytes moved: ${name}`] = [value, "bytes"];
+  return all;
+}
+
+// [{label, a, b, ratio}] of what differs, settings first; and the names of settings that are the same.
+function differences(a, b) {
+  const differing = [];
+  const same = [];
+  const [first, second] = [settingsOf(a), settingsOf(b)];
+  for (const key of new Set([...Object.keys(first), ...Object.keys(second)])) {
+    const [one, other] = [first[key] || "", second[key] || ""];
+    if (one !== other) differing.push({ label: key, a: one || unknown, b: other || unknown, ratio: null });
+    else if (one) same.push(`${key} ${one}`);
+  }
+  const [left, right] = [numbersOfRow(a), numbersOfRow(b)];
+  for (const label of new Set([...Object.keys(left), ...Object.keys(right)])) {
+    const [one, other] = [left[label], right[label]];
+    if (one && other && one[0] === other[0]) continue;
+    differing.push({ label, a: one ? write[one[1]](one[0]) : unknown, b: other ? write[other[1]](other[0]) : unknown,
+      ratio: one && other && one[0] !== 0 ? other[0] / one[0] : null });
+  }
+  return { differing, same };
+}
+
+function comparisonTable(a, b) {
+  const { differing, same } = differences(a, b);
+  const head = (row) => element("th", { scope: "col", class: "text", "--c": row.colour }, element("span", { class: `dot${row.peer ? " peer" : ""}`,
+    "aria-hidden": "true" }), ` ${row.name}`);
+  return [
+    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "What differs between the two rows" },
+      element("table", { class: "compare" },
+        element("thead", {}, element("tr", {}, element("th", { scope: "col", class: "text" }, ""), head(a), head(b),
+          element("th", { scope: "col" }, "second / first"))),
+        element("tbody", {}, differing.map((line) => element("tr", {}, element("th", { scope: "row" }, line.label),
+          element("td", { class: "text" }, line.a), element("td", { class: "text" }, line.b),
+          element("td", {}, line.ratio === null ? "" : write.times(line.ratio))))))),
+    same.length > 0 ? element("p", { class: "note" }, `The same in both: ${same.join(", ")}.`) : null,
+  ];
+}
+
+function compareSection(rows) {
+  if (rows.length < 2) return null;
+  const list = (id) => element("select", { id }, rows.map((row) => element("option", { value: row.index }, row.name)));
+  const [first, second] = [list("compare-first"), list("compare-second")];
+  const result = element("div", { id: "difference", "aria-live": "polite" });
+  const draw = () => result.replaceChildren(...comparisonTable(rows[first.selectedIndex], rows[second.selectedIndex]).filter(Boolean));
+  const fastest = rows.reduce((best, row) => (speedOf(row) > speedOf(best) ? row : best), rows[0]);
+  second.selectedIndex = rows.indexOf(fastest) || 1;
+  showComparison = () => {
+    if (chosen.length > 0) first.selectedIndex = rows.indexOf(chosen[0]);
+    if (chosen.length > 1) second.selectedIndex = rows.indexOf(chosen[1]);
+    draw();
+  };
+  for (const select of [first, second]) select.addEventListener("change", draw);
+  draw();
+  return section("compare", "What differs between two rows", [element("label", {}, "first", first), element("label", {}, "second", second)], result);
+}
+
+function speedOf(row) {
+  if (row.tokens) return row.tokens.median;
+  if (row.samples) return row.samples.median;
+  return row.step && row.step.median > 0 ? 1 / row.step.median : -1;
+}
+
+function choose(row) {
+  chosen = chosen.includes(row) ? chosen.filter((one) => one !== row) : [...chosen, row].slice(-2);
+  for (const button of document.querySelectorAll("[data-choose]")) {
+    const pressed = chosen.some((one) => String(one.index) === button.dataset.choose);
+    button.setAttribute("aria-pressed", String(pressed));
+    button.closest(".bar-row").classList.toggle("chosen", pressed);
+  }
+  showComparison();
+  const tray = document.getElementById("tray");
+  tray.hidden = chosen.length === 0;
+  const clear = element("button", { type: "button", class: "quiet", onclick: () => { while (chosen.length > 0) choose(chosen[0]); } }, "Clear");
+  if (chosen.length === 1) tray.replaceChildren(`${chosen[0].name}: point at another row, or choose it, to see what differs.`, clear);
+  if (chosen.length === 2) {
+    tray.replaceChildren(`${chosen[0].name} and ${chosen[1].name}`, element("a", { href: "#compare" }, "What differs"), clear);
+  }
+}
+
+// What a tip says of a row: against the chosen one where there is one, else its main figures.
+function tipOf(row) {
+  const against = chosen.find((one) => one !== row);
+  const lines = against
+    ? differences(against, row).differing.slice(0, 9).map((line) => [line.label,
+      `${line.b}${line.ratio === null ? `, not ${line.a}` : ` (${write.times(line.ratio)})`}`])
+    : [["status", row.good && !row.reason ? "" : `${statusOf(row)}${row.reason ? `: ${row.reason}` : ""}`],
+      ["tokens/s", row.tokens && `${digits(row.tokens.median)} (${digits(row.tokens.low)} to ${digits(row.tokens.high)})`],
+      ["samples/s", row.samples && `${digits(row.samples.median)} (${digits(row.samples.low)} to ${digits(row.samples.high)})`],
+      ["step", row.step && write.seconds(row.step.median)], ["memory", row.memory.measured !== null && write.bytes(row.memory.measured)],
+      ["planned", row.memory.planned !== null && write.bytes(row.memory.planned)], ["MFU", row.mfu !== null && write.share(row.mfu)],
+      ["launcher", row.launcher], ...Object.entries(row.axes).map(([key, value]) => [key, textOf(value)])].filter((line) => line[1]);
+  return [element("strong", {}, row.name), against ? element("div", { class: "soft" }, `against ${against.name}`) : null,
+    element("dl", {}, lines.map(([label, text]) => [element("dt", {}, label), element("dd", {}, text)]))].filter(Boolean);
+}
+
+// One tip for all rows; Escape puts it away.
+function watchRows(rows) {
+  const tip = document.getElementById("tip");
+  const hide = () => { tip.hidden = true; };
+  const show = (item, x, y) => {
+    tip.replaceChildren(...tipOf(rows[Number(item.dataset.row)]));
+    tip.hidden = false;
+    const box = tip.getBoundingClientRect();
+    tip.style.left = `${Math.max(8, Math.min(x + 14, innerWidth - box.width - 8))}px`;
+    tip.style.top = `${y + 18 + box.height > innerHeight ? Math.max(8, y - box.height - 12) : y + 18}px`;
+  };
+  const target = (event) => (event.target instanceof Element ? event.target.closest("[data-row]") : null);
+  document.addEventListener("pointermove", (event) => {
+    const item = event.pointerType === "mouse" ? target(event) : null;
+    if (item) show(item, event.clientX, event.clientY);
+    else hide();
+  });
+  document.addEventListener("focusin", (event) => {
+    const item = event.target.matches(":focus-visible") ? target(event) : null;
+    if (!item) return hide();
+    const box = event.target.getBoundingClientRect();
+    return show(item, box.left, box.bottom - 12);
+  });
+  document.addEventListener("scroll", hide, { passive: true });
+  document.addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
+  document.addEventListener("click", (event) => {
+    const button = event.target instanceof Element ? event.target.closest("[data-choose]") : null;
+    if (button) choose(rows[Number(button.dataset.choose)]);
+  });
+}

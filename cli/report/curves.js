@@ -1,0 +1,154 @@
+// Curves over the number of ranks: speed-up against the ideal, and a plan's sweep on logarithmic scales.
+
+// Rows that differ in nothing but the number of ranks.
+function seriesOf(rows, value) {
+  const series = new Map();
+  for (const row of rows) {
+    if (!row.good || row.world === null || value(row) === null) continue;
+    const key = JSON.stringify([row.strategy, row.precision, row.axes, row.peer, row.planned ? null : row.group]);
+    if (!series.has(key)) series.set(key, { rows: [], colour: row.colour, peer: row.peer, first: row });
+    series.get(key).rows.push(row);
+  }
+  for (const one of series.values()) one.rows.sort((a, b) => a.world - b.world);
+  return nameSeries([...series.values()]);
+}
+
+// A series' name is its strategy, and what tells it from the others of the same strategy.
+function nameSeries(all) {
+  const parts = (one) => {
+    const row = one.first;
+    const axes = Object.entries(row.axes).map(([key, value]) => `${key.split(".").pop()} ${textOf(value)}`);
+    return [row.peer ? [row.peer.name, row.peer.mode].filter(Boolean).join(" ") : row.strategy, row.precision, ...axes].filter(Boolean);
+  };
+  const same = (part) => all.every((one) => parts(one).includes(part));
+  for (const one of all) one.name = parts(one).filter((part, index) => index === 0 || !same(part)).join(", ");
+  return all;
+}
+
+// Moves labels apart that would lie over each other, keeping their order.
+function apart(labels, least, top, bottom) {
+  labels.sort((a, b) => a.y - b.y);
+  for (let i = 1; i < labels.length; ++i) labels[i].y = Math.max(labels[i].y, labels[i - 1].y + least);
+  let limit = bottom;
+  for (let i = labels.length - 1; i >= 0; --i) {
+    labels[i].y = Math.max(top, Math.min(labels[i].y, limit));
+    limit = labels[i].y - least;
+  }
+  return labels;
+}
+
+// A scale from a number to pixels, with its ticks.
+function linearScale(most, from, to, count) {
+  return { place: (value) => from + (value / most) * (to - from), ticks: ticksTo(most, count) };
+}
+function logScale(least, most, from, to, base, count) {
+  const log = (value) => Math.log(value) / Math.log(base);
+  const low = base === 2 ? log(least) : Math.floor(log(least) * 2 + 1e-9) / 2;
+  const high = Math.max(base === 2 ? log(most) : Math.ceil(log(most) * 2 - 1e-9) / 2, low + 0.5);
+  const ticks = [];
+  const first = Math.ceil(low - 1e-9);
+  const every = Math.max(1, Math.ceil((high - first + 1) / count));
+  for (let power = first; power <= high + 1e-9; power += every) ticks.push(base ** power);
+  return { place: (value) => from + ((log(value) - low) / (high - low)) * (to - from), ticks };
+}
+
+function axes(svg, x, y, box, how) {
+  for (const tick of y.ticks) {
+    const at = y.place(tick);
+    svg.append(drawn("line", { x1: box.left, x2: box.right, y1: at, y2: at, class: "grid" }),
+      drawn("text", { x: box.left - 6, y: at + 4, "text-anchor": "end", class: "soft" }, how(tick)));
+  }
+  for (const tick of x.ticks) {
+    svg.append(drawn("text", { x: x.place(tick), y: box.bottom + 17, "text-anchor": "middle", class: "soft" }, tick.toLocaleString("en-US")));
+  }
+  svg.append(drawn("line", { x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom, class: "axis" }),
+    drawn("text", { x: (box.left + box.right) / 2, y: box.bottom + 34, "text-anchor": "middle", class: "soft" }, "ranks"));
+}
+
+function curve(svg, one, x, y, value, how) {
+  const at = (row) => [x.place(row.world), y.place(value(row))];
+  const kind = one.peer ? " peer" : "";
+  const group = drawn("g", { "--c": one.colour, "data-series": one.name });
+  if (one.rows.length > 1) {
+    group.append(drawn("path", { class: `curve${kind}`, d: one.rows.map((row, index) => `${index ? "L" : "M"}${at(row).join(" ")}`).join("") }));
+  }
+  for (const row of one.rows) {
+    const [cx, cy] = at(row);
+    const text = `${row.name}: ${how(value(row))}`;
+    group.append(drawn("circle", { cx, cy, r: 4, class: `point${kind}`, tabindex: "0", role: "img", "aria-label": text,
+      "data-row": row.index, "data-value": value(row) }));
+  }
+  svg.append(group);
+}
+
+// `plot` is {title, value(row), how(number), scale: "linear" | "log", ideal}.
+function curvePlot(rows, plot) {
+  const series = seriesOf(rows, plot.value);
+  const node = element("div", { class: "plot", "data-plot": plot.title });
+  drawnToWidth(node, (width) => {
+    const worlds = [...new Set(series.flatMap((one) => one.rows.map((row) => row.world)))].sort((a, b) => a - b);
+    const values = series.flatMap((one) => one.rows.map(plot.value));
+    const names = Math.max(...series.map((one) => one.name.length)) * 6.6 + 16;
+    const beside = width >= 420 && names < width * 0.45; // names at the ends of the curves, else in a legend
+    const box = { left: 62, right: width - (beside ? names : 14), top: 12, bottom: Math.min(300, Math.max(210, width * 0.5)) };
+    const most = worlds[worlds.length - 1];
+    const log = plot.scale === "log" || most / worlds[0] > 8;
+    const x = log ? logScale(worlds[0], Math.max(most, worlds[0] * 2), box.left + 12, box.right - 12, 2, Math.max(3, (box.right - box.left) / 64))
+      : { place: linearScale(most, box.left, box.right - 12, 1).place, ticks: worlds };
+    const top = Math.max(...values, plot.ideal ? most : 0) * 1.04;
+    const y = plot.scale === "log" ? logScale(Math.min(...values), Math.max(...values), box.bottom, box.top, 10, 6)
+      : linearScale(top, box.bottom, box.top, 5);
+    const svg = drawn("svg", { viewBox: `0 0 ${width} ${box.bottom + 42}`, width, height: box.bottom + 42, role: "group",
+      "aria-label": `${plot.title}: ${series.map((one) => one.name).join(", ")}` });
+    axes(svg, x, y, box, plot.how);
+    const ends = [];
+    if (plot.ideal) {
+      const points = [];
+      for (let i = 0; i <= 48; ++i) {
+        const world = log ? worlds[0] * (most / worlds[0]) ** (i / 48) : (most * i) / 48;
+        points.push(`${i ? "L" : "M"}${x.place(world)} ${y.place(world)}`);
+      }
+      svg.append(drawn("path", { class: "ideal", d: points.join("") }));
+      ends.push({ y: y.place(most), text: "ideal", soft: true });
+    }
+    for (const one of series) {
+      curve(svg, one, x, y, plot.value, plot.how);
+      ends.push({ y: y.place(plot.value(one.rows[one.rows.length - 1])), text: one.name, colour: one.colour });
+    }
+    node.replaceChildren(svg);
+    if (beside) {
+      for (const end of apart(ends, 14, box.top, box.bottom)) {
+        svg.append(drawn("circle", { cx: box.right + 2, cy: end.y, r: end.soft ? 0 : 3, class: "point", "--c": end.colour || "none" }),
+          drawn("text", { x: box.right + 9, y: end.y + 4, class: end.soft ? "soft" : null }, end.text));
+      }
+    } else {
+      node.append(element("ul", { class: "legend" }, series.map((one) => element("li", { "--c": one.colour },
+        element("span", { class: `dot${one.peer ? " peer" : ""}`, "aria-hidden": "true" }), one.name)),
+      plot.ideal ? element("li", {}, "dashed: ideal") : null));
+    }
+  });
+  return node;
+}
+
+function scalingSection(report) {
+  const value = (row) => row.speedup;
+  const worlds = new Set(report.rows.filter((row) => row.good && row.speedup !== null).map((row) => row.world));
+  if (report.planned || worlds.size < 2) return null;
+  return section("scaling", "Scaling", [], element("p", { class: "note" }, "Speed-up over one rank; the dashed line is the ideal, N times with N ranks."),
+    curvePlot(report.rows, { title: "Speed-up", value, how: (number) => `${digits(number)}×`, scale: "linear", ideal: true }));
+}
+
+function sweepSection(report) {
+  const worlds = new Set(report.rows.filter((row) => row.good).map((row) => row.world));
+  if (!report.planned || worlds.size < 2) return null;
+  const positive = (value) => (value !== null && value > 0 ? value : null);
+  const plots = [
+    { title: "Time of a step", value: (row) => (row.step ? positive(row.step.median) : null), how: write.seconds },
+    { title: "Tokens per second", value: (row) => (row.tokens ? positive(row.tokens.median) : null), how: write.number },
+    { title: "Memory of a rank", value: (row) => positive(row.memory.planned), how: write.bytes },
+    { title: "Exposed communication", value: (row) => positive(sumOf(row.exposed)), how: write.seconds },
+  ].filter((plot) => report.rows.some((row) => row.good && plot.value(row) !== null));
+  return section("sweep", "Over the number of ranks", [], element("p", { class: "note" }, "Both scales are logarithmic."),
+    element("div", { class: "small-plots" }, plots.map((plot) => element("div", {}, element("h3", {}, plot.title),
+      curvePlot(report.rows, { ...plot, scale: "log" })))));
+}

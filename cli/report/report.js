@@ -1,0 +1,129 @@
+// The report as the plots want it: both formats in one form, and what is missing as null.
+
+const strategyOrder = [
+  "none", "dp", "NO_SHARD", "SHARD_OPTIMIZER", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2",
+];
+const colours = 10;
+
+const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
+const numberOf = (value) => (typeof value === "number" && Number.isFinite(value) ? value : null);
+const textOf = (value) => (value === null || value === undefined ? "" : isObject(value) ? JSON.stringify(value) : String(value));
+const objectOf = (value) => (isObject(value) ? value : {});
+const listOf = (value) => (Array.isArray(value) ? value : []);
+
+// {key: number} of an object's numbers.
+function numbersOf(value) {
+  return Object.fromEntries(Object.entries(objectOf(value)).filter(([, number]) => numberOf(number) !== null));
+}
+const sumOf = (numbers) => Object.values(numbers).reduce((sum, number) => sum + number, 0);
+
+// A median with its spread, from an object or from a bare number.
+function spreadOf(value) {
+  const median = numberOf(isObject(value) ? value.median : value);
+  if (median === null) return null;
+  const low = numberOf(objectOf(value).low);
+  const high = numberOf(objectOf(value).high);
+  return { median, low: low === null ? median : low, high: high === null ? median : high };
+}
+
+function memoryOf(value) {
+  if (!isObject(value)) return { planned: numberOf(value), measured: null, kinds: null, kindsOf: null };
+  const { planned, measured, total, kinds, ...rest } = value;
+  const parts = numbersOf(kinds === undefined && planned === undefined ? rest : kinds);
+  delete parts.total;
+  const sum = sumOf(parts);
+  const memory = {
+    planned: numberOf(planned) ?? numberOf(total) ?? (measured === undefined && sum > 0 ? sum : null),
+    measured: numberOf(measured),
+    kinds: sum > 0 ? parts : null,
+    kindsOf: null,
+  };
+  // The kinds are those of the total that they add up to.
+  const distance = (of) => (memory[of] === null ? Infinity : Math.abs(sum - memory[of]) / memory[of]);
+  const nearest = distance("measured") < distance("planned") ? "measured" : "planned";
+  if (memory.kinds && distance(nearest) < 0.05) memory.kindsOf = nearest;
+  return memory;
+}
+
+function timelineOf(value) {
+  const ranks = listOf(objectOf(value).ranks).map((rank) => ({
+    rank: numberOf(rank.rank),
+    lanes: listOf(rank.lanes).map((lane) => ({
+      name: textOf(lane.name),
+      spans: listOf(lane.spans)
+        .map((span) => ({ name: textOf(span.name), phase: textOf(span.phase), start: numberOf(span.start_s), end: numberOf(span.end_s) }))
+        .filter((span) => span.start !== null && span.end !== null && span.end >= span.start),
+    })),
+  }));
+  return ranks.some((rank) => rank.lanes.some((lane) => lane.spans.length > 0)) ? { step: numberOf(value.step), ranks } : null;
+}
+
+function rowOf(source, index, planned) {
+  const predicted = objectOf(source.predicted);
+  const value = (key) => source[key] ?? predicted[key];
+  const refused = textOf(source.refused);
+  const exposed = value("exposed_s");
+  const row = {
+    index, planned, source,
+    name: textOf(source.name), strategy: textOf(source.strategy) || "none", world: numberOf(source.world_size),
+    precision: textOf(source.precision), launcher: textOf(source.launcher),
+    peer: isObject(source.peer) ? source.peer : null, axes: objectOf(source.axes ?? source.options), group: numberOf(source.group_size),
+    status: textOf(source.status) || (refused ? "refused" : planned ? "predicted" : "measured"),
+    reason: textOf(source.reason) || refused,
+    tokens: spreadOf(value("tokens_per_s")), samples: spreadOf(value("samples_per_s")), step: spreadOf(value("step_s")),
+    speedup: numberOf(value("speedup")), efficiency: numberOf(value("efficiency")),
+    memory: memoryOf(source.memory ?? source.bytes),
+    exposed: isObject(exposed) ? numbersOf(exposed) : numberOf(exposed) === null ? {} : { communication: exposed },
+    engine: numberOf(value("engine_s_per_unit")), products: numberOf(value("products_share")), mfu: numberOf(value("mfu")),
+    mfuFormula: textOf(source.mfu_formula), moved: listOf(source.bytes_moved), losses: listOf(source.losses),
+    timeline: timelineOf(source.timeline),
+  };
+  delete row.exposed.total;
+  row.good = ["measured", "predicted", "fits"].includes(row.status);
+  if (!row.good) row.tokens = row.samples = row.step = null; // what did not end well has no figure
+  if (!row.name) {
+    row.name = [row.strategy + (row.group ? ` in groups of ${row.group}` : ""),
+      row.world === null ? "" : ranksText(row.world), row.precision].filter(Boolean).join(", ");
+  }
+  return row;
+}
+
+function ranksText(world) {
+  return world === 1 ? "1 rank" : `${world.toLocaleString("en-US")} ranks`;
+}
+
+function readReport() {
+  const source = JSON.parse(document.getElementById("report").textContent);
+  const planned = source.format === "tessera-plan";
+  const rows = listOf(source.rows ?? source.plans).filter(isObject).map((row, index) =>
+    rowOf({ world_size: source.world_size, ...row }, index, planned));
+  const others = [...new Set(rows.map((row) => row.strategy))].filter((name) => !strategyOrder.includes(name));
+  for (const row of rows) {
+    const place = strategyOrder.indexOf(row.strategy);
+    const number = place >= 0 ? place : strategyOrder.length + (others.indexOf(row.strategy) % (colours - strategyOrder.length));
+    row.colour = `var(--s${number})`;
+  }
+  const worlds = [...new Set(rows.map((row) => row.world).filter((world) => world !== null))].sort((a, b) => a - b);
+  return { source, planned, rows, worlds };
+}
+
+const statusText = {
+  failed: "failed", timed_out: "timed out", does_not_fit: "does not fit", refused: "refused", not_run: "not run",
+  measured: "measured", predicted: "predicted", fits: "predicted",
+};
+const statusOf = (row) => (Object.hasOwn(statusText, row.status) ? statusText[row.status] : plain(row.status));
+
+// Phases and kinds in the order of a step, darkest first where much is usual.
+const kindOrder = ["parameters", "gradients", "optimizer", "communication", "activations", "other"];
+const phaseOrder = ["gather_forward", "gather_backward", "reduce", "all_reduce", "communication", "other"];
+const tints = [100, 76, 58, 42, 29, 18];
+
+// [name, number, tint] of what is there, in that order and then as it comes.
+function partsOf(numbers, order) {
+  const names = [...order.filter((name) => name in numbers), ...Object.keys(numbers).filter((name) => !order.includes(name))];
+  return names.map((name) => {
+    const place = order.includes(name) ? order.indexOf(name) : order.length;
+    return [name, numbers[name], `${tints[Math.min(place, tints.length - 1)]}%`];
+  });
+}
+const plain = (name) => name.replaceAll("_", " ");

@@ -1,0 +1,151 @@
+// A step's time line: a lane for each stream of each rank, read by pointer or with the arrow keys.
+
+const mostRanksDrawn = 8;
+const laneHeight = 20;
+const phaseTints = { forward: "55%", backward: "100%", optimizer: "32%", gather: "55%", reduce: "85%" };
+
+// Phases that the table above does not name take what tint is left, in the order of their first span.
+function tintsOf(lanes) {
+  const phases = [...new Set(lanes.flatMap((lane) => lane.spans.map((span) => span.phase)))];
+  const rest = phases.filter((phase) => !Object.hasOwn(phaseTints, phase));
+  return Object.fromEntries(phases.map((phase) => [phase, Object.hasOwn(phaseTints, phase) ? phaseTints[phase] : ["70%", "42%", "22%"][rest.indexOf(phase) % 3]]));
+}
+
+function lanesOf(timeline) {
+  return timeline.ranks.slice(0, mostRanksDrawn).flatMap((rank) => rank.lanes.map((lane, index) => ({
+    ...lane, rank: rank.rank, first: index === 0, spans: [...lane.spans].sort((a, b) => a.start - b.start),
+  })));
+}
+
+function extentOf(timeline) {
+  const spans = timeline.ranks.flatMap((rank) => rank.lanes.flatMap((lane) => lane.spans));
+  const start = spans.reduce((least, span) => Math.min(least, span.start), Infinity);
+  return { start, length: spans.reduce((most, span) => Math.max(most, span.end), -Infinity) - start };
+}
+
+function spanText(lane, span, start) {
+  const rank = lane.rank === null ? "" : `rank ${lane.rank}, `;
+  return `${rank}${lane.name}: ${span.name || span.phase || "span"}${span.phase && span.name ? `, ${span.phase}` : ""}, ` +
+    `${write.seconds(span.end - span.start)}, begins at ${write.seconds(span.start - start)}`;
+}
+
+// One time line as SVG; `longest` seconds fill the width. show(text) tells of a span.
+function timelineDrawing(row, width, longest, show) {
+  const lanes = lanesOf(row.timeline);
+  const tints = tintsOf(lanes);
+  const { start } = extentOf(row.timeline);
+  const narrow = width < 520;
+  const left = narrow ? 0 : 118;
+  const right = 6;
+  const scale = (width - left - right) / longest;
+  const svg = drawn("svg", { width, role: "group", "--c": row.colour, "data-timeline": row.index });
+  const marks = [];
+  let y = 4;
+  lanes.forEach((lane, number) => {
+    if (lane.first && number > 0) y += 8;
+    const label = lane.first && lane.rank !== null ? `rank ${lane.rank} ` : "";
+    if (narrow) {
+      svg.append(drawn("text", { x: 0, y: y + 11, class: "soft" }, `${label}${lane.name}`));
+      y += 15;
+    } else {
+      svg.append(drawn("text", { x: 0, y: y + 14 }, label),
+        drawn("text", { x: left - 8, y: y + 14, "text-anchor": "end", class: "soft" }, lane.name));
+    }
+    const group = drawn("g", { "data-lane": lane.name });
+    lane.spans.forEach((span) => {
+      const x = left + (span.start - start) * scale;
+      const length = (span.end - span.start) * scale;
+      const mark = drawn("rect", { x, y, width: Math.max(length, 0.5), height: laneHeight, class: "span", "--tint": tints[span.phase],
+        "data-seconds": span.end - span.start });
+      marks.push({ mark, lane: number, span, text: spanText(lane, span, start) });
+      group.append(mark);
+      const room = Math.floor((length - 8) / 6);
+      if (room >= 4 && span.name) {
+        const onColour = parseInt(tints[span.phase], 10) > 60;
+        const short = span.name.length > room ? `…${span.name.slice(1 - room)}` : span.name;
+        group.append(drawn("text", { x: x + 4, y: y + 14, class: `inside${onColour ? " on-colour" : ""}` }, short));
+      }
+    });
+    svg.append(group);
+    y += laneHeight + 3;
+  });
+  const bottom = y + 2;
+  for (const tick of ticksTo(longest, narrow ? 3 : 6)) {
+    const x = left + tick * scale;
+    svg.prepend(drawn("line", { x1: x, x2: x, y1: 0, y2: bottom, class: "grid" }));
+    svg.append(drawn("text", { x, y: bottom + 14, class: "soft", "text-anchor": tick === 0 ? "start" : x > width - 30 ? "end" : "middle" },
+      write.seconds(tick)));
+  }
+  svg.setAttribute("height", bottom + 20);
+  svg.setAttribute("viewBox", `0 0 ${width} ${bottom + 20}`);
+  readable(svg, marks, show);
+  return svg;
+}
+
+// Pointer and arrow keys: left and right along a lane, up and down to the span at that time in the next.
+function readable(svg, marks, show) {
+  let here = null;
+  const go = (next) => {
+    if (!next) return;
+    if (here) here.mark.classList.remove("here");
+    here = next;
+    here.mark.classList.add("here");
+    show(here.text);
+  };
+  for (const one of marks) one.mark.addEventListener("pointerenter", () => go(one));
+  const nearest = (lane, time) => marks.filter((one) => one.lane === lane).reduce((best, one) =>
+    (!best || Math.abs(one.span.start - time) < Math.abs(best.span.start - time) ? one : best), null);
+  svg.setAttribute("tabindex", "0");
+  svg.classList.add("timeline");
+  svg.addEventListener("focus", () => go(here || marks[0]));
+  svg.addEventListener("keydown", (event) => {
+    if (!here) return;
+    const along = marks.filter((one) => one.lane === here.lane);
+    const lanes = [...new Set(marks.map((one) => one.lane))];
+    const lane = lanes.indexOf(here.lane);
+    const moves = {
+      ArrowRight: () => along[along.indexOf(here) + 1], ArrowLeft: () => along[along.indexOf(here) - 1],
+      ArrowDown: () => nearest(lanes[lane + 1], here.span.start), ArrowUp: () => nearest(lanes[lane - 1], here.span.start),
+      Home: () => along[0], End: () => along[along.length - 1],
+    };
+    if (!(event.key in moves)) return;
+    event.preventDefault();
+    go(moves[event.key]());
+  });
+}
+
+// A row, and a second one beneath it on the same scale.
+function timelineSection(rows) {
+  const some = rows.filter((row) => row.timeline);
+  if (some.length === 0) return null;
+  const none = element("option", { value: "" }, "none");
+  const options = () => some.map((row) => element("option", { value: row.index }, row.name));
+  const first = element("select", { id: "timeline-row" }, options());
+  const second = element("select", { id: "timeline-beside" }, none, options());
+  const plots = element("div", { class: "plot" });
+  const reading = element("p", { class: "reading", role: "status", "aria-live": "polite" });
+  const legend = element("div", {});
+  const redraw = drawnToWidth(plots, (width) => {
+    const wanted = [first.value, second.value].filter((value, index, all) => value !== "" && all.indexOf(value) === index)
+      .map((value) => some.find((row) => row.index === Number(value)));
+    const longest = Math.max(...wanted.map((row) => extentOf(row.timeline).length), 1e-9);
+    const hint = "Point at a span, or move with the arrow keys, to read it.";
+    reading.textContent = hint;
+    plots.replaceChildren(...wanted.flatMap((row) => {
+      const svg = timelineDrawing(row, width, longest, (text) => { reading.textContent = text; });
+      const more = row.timeline.ranks.length - mostRanksDrawn;
+      svg.setAttribute("aria-label", `Time line of a step of ${row.name}, ${write.seconds(extentOf(row.timeline).length)} long. ${hint}`);
+      return [element("h3", {}, `${row.name}${row.timeline.step === null ? "" : `, step ${row.timeline.step}`}`,
+        more > 0 ? ` (the first ${mostRanksDrawn} of ${row.timeline.ranks.length} ranks)` : ""), svg];
+    }));
+    const phases = tintsOf(wanted.flatMap((row) => lanesOf(row.timeline)));
+    legend.replaceChildren(element("ul", { class: "legend", "--c": "var(--ink)" }, Object.entries(phases).map(([phase, tint]) =>
+      element("li", {}, element("span", { class: "swatch", "--tint": tint, "aria-hidden": "true" }), plain(phase) || "other"))));
+  });
+  first.addEventListener("change", redraw);
+  second.addEventListener("change", redraw);
+  return section("timeline", "A step's time line", [
+    some.length > 1 ? element("label", {}, "row", first) : null,
+    some.length > 1 ? element("label", {}, "beneath it", second) : null,
+  ], plots, reading, legend);
+}
