@@ -26,10 +26,17 @@ std::string json_for_markup(const nlohmann::ordered_json& report) {
   text.reserve(json.size());
   for (const char c : json) {
     switch (c) {
-      case '<': text += "\\u003c"; break;
-      case '>': text += "\\u003e"; break;
-      case '&': text += "\\u0026"; break;
-      default: text += c;
+      case '<':
+        text += "\\u003c";
+        break;
+      case '>':
+        text += "\\u003e";
+        break;
+      case '&':
+        text += "\\u0026";
+        break;
+      default:
+        text += c;
     }
   }
   return text;
@@ -58,7 +65,7 @@ bool is_html_stream(const std::filesystem::path& file) {
 
 void write_html_stream(const std::filesystem::path& file, std::string_view text) {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> stream(std::fopen(file.c_str(), "wb"),
-                                                              &std::fclose);
+                                                               &std::fclose);
   if (!stream) refuse_html(file, ErrorCode::configuration, describe_errno("open", errno));
   if (std::fwrite(text.data(), 1, text.size(), stream.get()) != text.size() ||
       std::fflush(stream.get()) != 0) {
@@ -108,9 +115,10 @@ void check_html_place(const std::filesystem::path& file) {
 }
 
 std::string html_report_text(const nlohmann::ordered_json& report) {
-  const std::string format = report.is_object() ? report.value("format", std::string()) : "";
-  TESSERA_REQUIRE(format == "tessera-bench" || format == "tessera-plan",
-                  "a page of a report of the format '{}'", format);
+  const bool named = report.is_object() && report.contains("format");
+  TESSERA_REQUIRE(
+      named && (report["format"] == "tessera-bench" || report["format"] == "tessera-plan"),
+      "no page shows a report of the format {}", named ? report["format"].dump() : "");
   const HtmlPage page = html_page();
   std::string text;
   for (std::string_view rest = page.markup; !rest.empty();) {

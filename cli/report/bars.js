@@ -64,8 +64,9 @@ function throughputBars(rows, measure, byValue) {
     if (!row.good) return barRow(row, fault(row));
     const spread = row[measure];
     if (!spread) return barRow(row, element("div", { class: "fault" }, "not known"));
-    const beside = row.speedup === null ? null
-      : `${write.times(row.speedup)} one rank${row.efficiency === null ? "" : `, ${write.share(row.efficiency)}`}`;
+    const beside = row.ours.speed !== null ? `Tessera ${write.times(row.ours.speed)}`
+      : row.speedup === null || row.world === 1 ? null
+      : `${write.times(row.speedup)}${row.efficiency === null ? "" : `, ${write.share(row.efficiency)} of ideal`}`;
     return barRow(row,
       element("div", { class: "tracks" }, element("div", { class: "track" },
         bar("", spread.median, longest), spreadLine(spread, longest))),
@@ -75,21 +76,24 @@ function throughputBars(rows, measure, byValue) {
 
 // Planned beside measured, by kind where the kinds are known.
 function memoryBars(rows, limit) {
-  const some = rows.filter((row) => row.memory.planned !== null || row.memory.measured !== null || !row.good);
-  const longest = Math.max(limit ?? 0, ...some.flatMap((row) => [row.memory.planned ?? 0, row.memory.measured ?? 0]));
+  const some = rows.filter(hasMemory);
+  const longest = Math.max(limit ?? 0, ...some.flatMap((row) =>
+    [row.memory.planned ?? 0, row.memory.measured ?? 0, row.memory.resident ?? 0]));
   return grouped(some, (list) => element("ul", { class: "bars", "data-bars": "memory" }, list.map((row) => {
-    const { planned, measured, kinds, kindsOf } = row.memory;
-    if (planned === null && measured === null) return barRow(row, fault(row));
+    const { planned, measured, resident, kinds, kindsOf } = row.memory;
     const track = (of, value, thin) => (value === null ? null : element("div", { class: thin ? "track thin" : "track", "data-memory": of },
       bar(of, value, longest, kindsOf === of ? partsOf(kinds, kindOrder) : null),
       limit ? element("div", { class: "limit", "left%": (100 * limit) / longest }) : null));
     const both = planned !== null && measured !== null;
     const off = both ? (measured - planned) / planned : 0;
-    const beside = !both ? (row.planned ? null : measured === null ? "planned" : "measured")
+    const only = measured !== null ? "measured" : planned !== null ? "planned" : "whole process";
+    const beside = !both ? (row.planned ? null : only)
       : `planned ${write.bytes(planned)}${Math.abs(off) < 0.0005 ? ", equal" : `, ${off > 0 ? "+" : "−"}${digits(Math.abs(off) * 100)} %`}`;
     return barRow(row,
-      element("div", { class: "tracks" }, track("measured", measured, both), track("planned", planned, both)),
-      element("div", { class: "figure" }, write.bytes(measured ?? planned), beside ? element("small", {}, beside) : null,
+      element("div", { class: "tracks" }, track("measured", measured, both), track("planned", planned, both),
+        resident === null ? null : element("div", { class: "track slim", "data-memory": "resident" }, bar("resident", resident, longest, null))),
+      element("div", { class: "figure" }, write.bytes(measured ?? planned ?? resident), beside ? element("small", {}, beside) : null,
+        row.ours.memory === null ? null : element("small", {}, `Tessera ${write.times(row.ours.memory)}`),
         row.good ? null : element("small", {}, element("span", { class: "tag" }, statusOf(row)))));
   })));
 }

@@ -11,14 +11,18 @@ const quantities = [
   ["efficiency", (row) => row.efficiency, "share"],
   ["memory measured", (row) => row.memory.measured, "bytes"],
   ["memory planned", (row) => row.memory.planned, "bytes"],
+  ["memory of the process", (row) => row.memory.resident, "bytes"],
   ["engine's time a unit", (row) => row.engine, "seconds"],
   ["share of matrix products", (row) => row.products, "share"],
   ["MFU", (row) => row.mfu, "share"],
 ];
 
+// Keys come from the report: none of them may mean what objects have of their own.
+const bare = (entries) => Object.assign(Object.create(null), entries);
+
 function settingsOf(row) {
-  const settings = { strategy: row.strategy, ranks: row.world === null ? "" : String(row.world), precision: row.precision,
-    launcher: row.launcher, "group size": row.group === null ? "" : String(row.group) };
+  const settings = bare({ strategy: row.strategy, ranks: row.world === null ? "" : String(row.world), precision: row.precision,
+    launcher: row.launcher, "group size": row.group === null ? "" : String(row.group), "batch of a rank": row.batch === null ? "" : String(row.batch) });
   for (const [key, value] of Object.entries(row.axes)) settings[key] = textOf(value);
   if (row.peer) for (const [key, value] of Object.entries(row.peer)) settings[`peer's ${plain(key)}`] = textOf(value);
   settings.status = statusOf(row);
@@ -28,7 +32,7 @@ function settingsOf(row) {
 
 // {phase collective: bytes}
 function movedOf(row) {
-  const moved = {};
+  const moved = bare({});
   for (const call of row.moved.filter(isObject)) {
     const name = `${plain(textOf(call.collective ?? call.op))}, ${plain(textOf(call.phase))}`;
     if (numberOf(call.bytes) !== null) moved[name] = (moved[name] || 0) + call.bytes;
@@ -38,7 +42,7 @@ function movedOf(row) {
 
 // {label: [number, how]} of all that is known of a row.
 function numbersOfRow(row) {
-  const all = {};
+  const all = bare({});
   for (const [label, value, how] of quantities) if (numberOf(value(row)) !== null) all[label] = [value(row), how];
   if (Object.keys(row.exposed).length > 0) all["exposed communication"] = [sumOf(row.exposed), "seconds"];
   for (const [phase, value] of Object.entries(row.exposed)) all[`exposed: ${plain(phase)}`] = [value, "seconds"];

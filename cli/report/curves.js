@@ -43,20 +43,23 @@ function linearScale(most, from, to, count) {
 }
 function logScale(least, most, from, to, base, count) {
   const log = (value) => Math.log(value) / Math.log(base);
-  const low = base === 2 ? log(least) : Math.floor(log(least) * 2 + 1e-9) / 2;
-  const high = Math.max(base === 2 ? log(most) : Math.ceil(log(most) * 2 - 1e-9) / 2, low + 0.5);
+  const low = log(least);
+  const high = Math.max(log(most), low + (base === 2 ? 1 : 0.3));
   const ticks = [];
   const first = Math.ceil(low - 1e-9);
   const every = Math.max(1, Math.ceil((high - first + 1) / count));
-  for (let power = first; power <= high + 1e-9; power += every) ticks.push(base ** power);
-  return { place: (value) => from + ((log(value) - low) / (high - low)) * (to - from), ticks };
+  // Less than two decades have 1, 2 and 5 of each.
+  const within = base === 10 && high - low < 2 ? [1, 2, 5] : [1];
+  for (let power = base === 2 ? first : first - 1; power <= high + 1e-9; power += every) ticks.push(...within.map((times) => times * base ** power));
+  const inside = ticks.filter((tick) => log(tick) >= low - 1e-9 && log(tick) <= high + 1e-9);
+  return { place: (value) => from + ((log(value) - low) / (high - low)) * (to - from), ticks: inside };
 }
 
 function axes(svg, x, y, box, how) {
   for (const tick of y.ticks) {
     const at = y.place(tick);
     svg.append(drawn("line", { x1: box.left, x2: box.right, y1: at, y2: at, class: "grid" }),
-      drawn("text", { x: box.left - 6, y: at + 4, "text-anchor": "end", class: "soft" }, how(tick)));
+      drawn("text", { x: box.left - 6, y: at + 4, "text-anchor": "end", class: "soft" }, how(tick).replace(/\.0+(?= )/, "")));
   }
   for (const tick of x.ticks) {
     svg.append(drawn("text", { x: x.place(tick), y: box.bottom + 17, "text-anchor": "middle", class: "soft" }, tick.toLocaleString("en-US")));
@@ -65,12 +68,14 @@ function axes(svg, x, y, box, how) {
     drawn("text", { x: (box.left + box.right) / 2, y: box.bottom + 34, "text-anchor": "middle", class: "soft" }, "ranks"));
 }
 
-function curve(svg, one, x, y, value, how) {
+// `start` is a row of another series that the curve begins at, or null.
+function curve(svg, one, x, y, value, how, start) {
   const at = (row) => [x.place(row.world), y.place(value(row))];
   const kind = one.peer ? " peer" : "";
   const group = drawn("g", { "--c": one.colour, "data-series": one.name });
-  if (one.rows.length > 1) {
-    group.append(drawn("path", { class: `curve${kind}`, d: one.rows.map((row, index) => `${index ? "L" : "M"}${at(row).join(" ")}`).join("") }));
+  const along = start ? [start, ...one.rows] : one.rows;
+  if (along.length > 1) {
+    group.append(drawn("path", { class: `curve${kind}`, d: along.map((row, index) => `${index ? "L" : "M"}${at(row).join(" ")}`).join("") }));
   }
   for (const row of one.rows) {
     const [cx, cy] = at(row);
@@ -88,15 +93,17 @@ function curvePlot(rows, plot) {
   drawnToWidth(node, (width) => {
     const worlds = [...new Set(series.flatMap((one) => one.rows.map((row) => row.world)))].sort((a, b) => a - b);
     const values = series.flatMap((one) => one.rows.map(plot.value));
-    const names = Math.max(...series.map((one) => one.name.length)) * 6.6 + 16;
+    const names = Math.max(...series.map((one) => textWidth(one.name))) + 12;
     const beside = width >= 420 && names < width * 0.45; // names at the ends of the curves, else in a legend
     const box = { left: 62, right: width - (beside ? names : 14), top: 12, bottom: Math.min(300, Math.max(210, width * 0.5)) };
     const most = worlds[worlds.length - 1];
     const log = plot.scale === "log" || most / worlds[0] > 8;
-    const x = log ? logScale(worlds[0], Math.max(most, worlds[0] * 2), box.left + 12, box.right - 12, 2, Math.max(3, (box.right - box.left) / 64))
-      : { place: linearScale(most, box.left, box.right - 12, 1).place, ticks: worlds };
+    const place = log ? logScale(worlds[0], Math.max(most, worlds[0] * 2), box.left + 12, box.right - 12, 2, 1).place
+      : linearScale(most, box.left, box.right - 12, 1).place;
+    const every = Math.ceil(worlds.length / Math.max(2, Math.floor((box.right - box.left) / 56)));
+    const x = { place, ticks: worlds.filter((_, index) => (worlds.length - 1 - index) % every === 0) };
     const top = Math.max(...values, plot.ideal ? most : 0) * 1.04;
-    const y = plot.scale === "log" ? logScale(Math.min(...values), Math.max(...values), box.bottom, box.top, 10, 6)
+    const y = plot.scale === "log" ? logScale(Math.min(...values) / 1.15, Math.max(...values) * 1.15, box.bottom, box.top, plot.base || 10, 6)
       : linearScale(top, box.bottom, box.top, 5);
     const svg = drawn("svg", { viewBox: `0 0 ${width} ${box.bottom + 42}`, width, height: box.bottom + 42, role: "group",
       "aria-label": `${plot.title}: ${series.map((one) => one.name).join(", ")}` });
@@ -112,8 +119,11 @@ function curvePlot(rows, plot) {
       ends.push({ y: y.place(most), text: "ideal", soft: true });
     }
     for (const one of series) {
-      curve(svg, one, x, y, plot.value, plot.how);
-      ends.push({ y: y.place(plot.value(one.rows[one.rows.length - 1])), text: one.name, colour: one.colour });
+      curve(svg, one, x, y, plot.value, plot.how, plot.start ? plot.start(one) : null);
+      const last = one.rows[one.rows.length - 1];
+      const end = { y: y.place(plot.value(last)), text: one.name, colour: one.colour };
+      if (last.world === most || !beside) ends.push(end);
+      else svg.append(drawn("text", { x: x.place(last.world) + 9, y: end.y + 14 }, end.text)); // it ends before the others
     }
     node.replaceChildren(svg);
     if (beside) {
@@ -134,8 +144,12 @@ function scalingSection(report) {
   const value = (row) => row.speedup;
   const worlds = new Set(report.rows.filter((row) => row.good && row.speedup !== null).map((row) => row.world));
   if (report.planned || worlds.size < 2) return null;
+  // One rank has no strategy: what ran on several begins where it stands.
+  const single = report.rows.filter((row) => row.good && row.world === 1 && row.speedup !== null);
+  const start = (one) => (one.rows[0].world === 1 ? null
+    : single.find((row) => row.precision === one.first.precision && !row.peer === !one.peer) || null);
   return section("scaling", "Scaling", [], element("p", { class: "note" }, "Speed-up over one rank; the dashed line is the ideal, N times with N ranks."),
-    curvePlot(report.rows, { title: "Speed-up", value, how: (number) => `${digits(number)}×`, scale: "linear", ideal: true }));
+    curvePlot(report.rows, { title: "Speed-up", value, how: (number) => `${digits(number)}×`, scale: "linear", ideal: true, start }));
 }
 
 function sweepSection(report) {
@@ -145,7 +159,7 @@ function sweepSection(report) {
   const plots = [
     { title: "Time of a step", value: (row) => (row.step ? positive(row.step.median) : null), how: write.seconds },
     { title: "Tokens per second", value: (row) => (row.tokens ? positive(row.tokens.median) : null), how: write.number },
-    { title: "Memory of a rank", value: (row) => positive(row.memory.planned), how: write.bytes },
+    { title: "Memory of a rank", value: (row) => positive(row.memory.planned), how: write.bytes, base: 2 },
     { title: "Exposed communication", value: (row) => positive(sumOf(row.exposed)), how: write.seconds },
   ].filter((plot) => report.rows.some((row) => row.good && plot.value(row) !== null));
   return section("sweep", "Over the number of ranks", [], element("p", { class: "note" }, "Both scales are logarithmic."),

@@ -20,24 +20,41 @@ function drawn(tag, attributes, ...children) {
   return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 }
 
-// Three significant digits, thousands in groups: 2,724; 36.7; 0.0123.
+// Three significant digits, or more where they stand before the point: 2,724; 36.7; 0.0123; 162 M.
 function digits(value) {
   const size = Math.abs(value);
   if (size === 0) return "0";
   if (size >= 1e15 || size < 1e-4) return value.toExponential(2);
+  if (size >= 9.995e11) return `${digits(value / 1e12)} T`;
+  if (size >= 9.995e8) return `${digits(value / 1e9)} G`;
+  if (size >= 9.995e6) return `${digits(value / 1e6)} M`;
   if (size >= 100) return Math.round(value).toLocaleString("en-US");
   return Number(value.toPrecision(3)).toLocaleString("en-US", { maximumSignificantDigits: 3 });
 }
 
-function inUnits(value, units, step) {
+// As the program writes them: 1.20 GiB, 31.0 GiB, 640 MiB.
+function bytesText(bytes) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+  if (Math.abs(bytes) < 1024) return `${bytes} B`;
   let unit = 0;
-  let size = Math.abs(value);
-  for (; size >= 999.5 && unit + 1 < units.length; ++unit) size /= step;
-  return `${value < 0 ? "−" : ""}${digits(size)} ${units[unit]}`;
+  let size = bytes;
+  for (; Math.abs(size) >= 999.5 && unit + 1 < units.length; ++unit) size /= 1024;
+  return `${size.toFixed(Math.abs(size) < 9.995 ? 2 : Math.abs(size) < 99.95 ? 1 : 0)} ${units[unit]}`;
 }
 
+// The width that a text takes in a plot.
+const ruler = document.createElement("canvas").getContext("2d");
+function textWidth(text) {
+  ruler.font = `12px ${getComputedStyle(document.body).fontFamily}`;
+  return ruler.measureText(text).width;
+}
+
+// Cut to `room` characters; the end says more than the beginning where names have a common one.
+const cutEnd = (text, room) => (text.length > room ? `${text.slice(0, room - 1)}…` : text);
+const cutStart = (text, room) => (text.length > room ? `…${text.slice(1 - room)}` : text);
+
 const write = {
-  bytes: (value) => inUnits(value, ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"], 1024),
+  bytes: bytesText,
   seconds: (value) => {
     const size = Math.abs(value);
     if (size >= 1 || size === 0) return `${digits(value)} s`;

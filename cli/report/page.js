@@ -19,7 +19,7 @@ function summaryOf(report) {
   const bad = report.rows.length - report.rows.filter((row) => row.good).length;
   const lines = [];
   const recommended = objectOf(report.source.recommendation);
-  if (textOf(recommended.reason)) lines.push(`Recommended: ${[textOf(recommended.strategy), textOf(recommended.reason)].filter(Boolean).join(": ")}.`);
+  if (textOf(recommended.reason)) lines.push(`Recommended: ${[textOf(recommended.strategy), textOf(recommended.reason)].filter(Boolean).join(", because it ")}.`);
   if (good.length > 0) {
     const fastest = good.reduce((best, row) => (speedOf(row) > speedOf(best) ? row : best));
     const figure = fastest.tokens ? write.tokens(fastest.tokens.median) : fastest.samples ? write.samples(fastest.samples.median)
@@ -68,18 +68,20 @@ function throughputSection(report, rows) {
 }
 
 function memorySection(report, rows) {
-  const sized = rows.filter((row) => row.memory.planned !== null || row.memory.measured !== null);
+  const sized = rows.filter(hasMemory);
   if (sized.length === 0) return null;
   const kinds = new Set(sized.filter((row) => row.memory.kindsOf).flatMap((row) => Object.keys(row.memory.kinds)));
   const limit = numberOf(report.source.device_memory) ?? numberOf(objectOf(report.source.cluster).device_memory_bytes);
-  const largest = Math.max(...sized.map((row) => Math.max(row.memory.planned ?? 0, row.memory.measured ?? 0)));
+  const largest = Math.max(...sized.map((row) => Math.max(row.memory.planned ?? 0, row.memory.measured ?? 0, row.memory.resident ?? 0)));
   const both = sized.some((row) => row.memory.planned !== null && row.memory.measured !== null);
   const planned = both ? element("li", {}, element("span", { class: "swatch planned", "aria-hidden": "true" }), "planned, beneath measured") : null;
+  const resident = sized.some((row) => row.memory.resident !== null)
+    ? element("li", {}, element("span", { class: "swatch resident", "aria-hidden": "true" }), "the whole process, program and libraries included") : null;
   return section("memory", "Memory of a rank", [],
     element("p", { class: "note" }, `${both ? "The peak, measured and planned" : "The peak"}, less is better.` +
       `${limit === null ? "" : ` A device has ${write.bytes(limit)}${limit <= 1.5 * largest ? ": the dashed line" : ""}.`}`),
     ...memoryBars(rows, limit !== null && limit <= 1.5 * largest ? limit : null),
-    kinds.size > 0 || both ? legendOf([...kinds], kindOrder, planned) : null);
+    kinds.size > 0 || both || resident ? legendOf([...kinds], kindOrder, [planned, resident]) : null);
 }
 
 function exposedSection(rows) {

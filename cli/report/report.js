@@ -27,20 +27,21 @@ function spreadOf(value) {
 }
 
 function memoryOf(value) {
-  if (!isObject(value)) return { planned: numberOf(value), measured: null, kinds: null, kindsOf: null };
-  const { planned, measured, total, kinds, ...rest } = value;
+  if (!isObject(value)) return { planned: numberOf(value), measured: null, resident: null, kinds: null, kindsOf: null };
+  const { planned, measured, resident, total, kinds, ...rest } = value;
   const parts = numbersOf(kinds === undefined && planned === undefined ? rest : kinds);
   delete parts.total;
   const sum = sumOf(parts);
   const memory = {
     planned: numberOf(planned) ?? numberOf(total) ?? (measured === undefined && sum > 0 ? sum : null),
     measured: numberOf(measured),
+    resident: numberOf(resident), // of the process, with all that is not the engine's
     kinds: sum > 0 ? parts : null,
     kindsOf: null,
   };
   // The kinds are those of the total that they add up to.
   const distance = (of) => (memory[of] === null ? Infinity : Math.abs(sum - memory[of]) / memory[of]);
-  const nearest = distance("measured") < distance("planned") ? "measured" : "planned";
+  const nearest = distance("planned") < distance("measured") ? "planned" : "measured";
   if (memory.kinds && distance(nearest) < 0.05) memory.kindsOf = nearest;
   return memory;
 }
@@ -79,6 +80,9 @@ function rowOf(source, index, planned) {
     timeline: timelineOf(source.timeline),
   };
   delete row.exposed.total;
+  const ratio = objectOf(source.tessera); // a peer's row: what ours of the same settings has of it
+  row.ours = { speed: numberOf(ratio.tokens_per_s), memory: numberOf(ratio.memory) };
+  row.batch = numberOf(source.batch_size);
   row.good = ["measured", "predicted", "fits"].includes(row.status);
   if (!row.good) row.tokens = row.samples = row.step = null; // what did not end well has no figure
   if (!row.name) {
@@ -115,6 +119,7 @@ const statusOf = (row) => (Object.hasOwn(statusText, row.status) ? statusText[ro
 
 // Phases and kinds in the order of a step, darkest first where much is usual.
 const kindOrder = ["parameters", "gradients", "optimizer", "communication", "activations", "other"];
+const hasMemory = (row) => [row.memory.planned, row.memory.measured, row.memory.resident].some((bytes) => bytes !== null);
 const phaseOrder = ["gather_forward", "gather_backward", "reduce", "all_reduce", "communication", "other"];
 const tints = [100, 76, 58, 42, 29, 18];
 

@@ -10,6 +10,7 @@ const columns = [
   ["Step", (row) => row.step && row.step.median, "seconds"],
   ["Memory measured", (row) => row.memory.measured, "bytes"],
   ["Memory planned", (row) => row.memory.planned, "bytes"],
+  ["Process", (row) => row.memory.resident, "bytes"],
   ["Exposed", (row) => (Object.keys(row.exposed).length > 0 ? sumOf(row.exposed) : null), "seconds"],
   ["Engine a unit", (row) => row.engine, "seconds"],
   ["Matrix products", (row) => row.products, "share"],

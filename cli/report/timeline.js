@@ -2,13 +2,16 @@
 
 const mostRanksDrawn = 8;
 const laneHeight = 20;
-const phaseTints = { forward: "55%", backward: "100%", optimizer: "32%", gather: "55%", reduce: "85%" };
+const phaseTints = {
+  forward: "58%", recompute: "44%", backward: "100%", optimizer: "30%", schedule: "76%", communication: "76%", exchange: "22%", data: "14%",
+  other: "14%", wait: "0%",
+};
 
 // Phases that the table above does not name take what tint is left, in the order of their first span.
 function tintsOf(lanes) {
   const phases = [...new Set(lanes.flatMap((lane) => lane.spans.map((span) => span.phase)))];
   const rest = phases.filter((phase) => !Object.hasOwn(phaseTints, phase));
-  return Object.fromEntries(phases.map((phase) => [phase, Object.hasOwn(phaseTints, phase) ? phaseTints[phase] : ["70%", "42%", "22%"][rest.indexOf(phase) % 3]]));
+  return Object.fromEntries(phases.map((phase) => [phase, Object.hasOwn(phaseTints, phase) ? phaseTints[phase] : ["68%", "38%", "20%"][rest.indexOf(phase) % 3]]));
 }
 
 function lanesOf(timeline) {
@@ -29,6 +32,12 @@ function spanText(lane, span, start) {
     `${write.seconds(span.end - span.start)}, begins at ${write.seconds(span.start - start)}`;
 }
 
+// What waiting looks like: nothing is done.
+function stripes() {
+  return drawn("defs", {}, drawn("pattern", { id: "wait", width: 5, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
+    drawn("rect", { width: 5, height: 5, class: "wait-paper" }), drawn("rect", { width: 1.5, height: 5, class: "wait-line" })));
+}
+
 // One time line as SVG; `longest` seconds fill the width. show(text) tells of a span.
 function timelineDrawing(row, width, longest, show) {
   const lanes = lanesOf(row.timeline);
@@ -38,32 +47,31 @@ function timelineDrawing(row, width, longest, show) {
   const left = narrow ? 0 : 118;
   const right = 6;
   const scale = (width - left - right) / longest;
-  const svg = drawn("svg", { width, role: "group", "--c": row.colour, "data-timeline": row.index });
+  const svg = drawn("svg", { width, role: "group", "--c": row.colour, "data-timeline": row.index }, stripes());
   const marks = [];
   let y = 4;
   lanes.forEach((lane, number) => {
     if (lane.first && number > 0) y += 8;
     const label = lane.first && lane.rank !== null ? `rank ${lane.rank} ` : "";
     if (narrow) {
-      svg.append(drawn("text", { x: 0, y: y + 11, class: "soft" }, `${label}${lane.name}`));
+      svg.append(drawn("text", { x: 0, y: y + 11, class: "soft" }, cutEnd(`${label}${lane.name}`, 40)));
       y += 15;
     } else {
       svg.append(drawn("text", { x: 0, y: y + 14 }, label),
-        drawn("text", { x: left - 8, y: y + 14, "text-anchor": "end", class: "soft" }, lane.name));
+        drawn("text", { x: left - 8, y: y + 14, "text-anchor": "end", class: "soft" }, cutEnd(lane.name, 9)));
     }
     const group = drawn("g", { "data-lane": lane.name });
     lane.spans.forEach((span) => {
       const x = left + (span.start - start) * scale;
       const length = (span.end - span.start) * scale;
-      const mark = drawn("rect", { x, y, width: Math.max(length, 0.5), height: laneHeight, class: "span", "--tint": tints[span.phase],
+      const mark = drawn("rect", { x, y, width: Math.max(length, 0.5), height: laneHeight, class: span.phase === "wait" ? "span wait" : "span", "--tint": tints[span.phase],
         "data-seconds": span.end - span.start });
       marks.push({ mark, lane: number, span, text: spanText(lane, span, start) });
       group.append(mark);
       const room = Math.floor((length - 8) / 6);
-      if (room >= 4 && span.name) {
+      if (room >= 4 && span.name && span.phase !== "wait") {
         const onColour = parseInt(tints[span.phase], 10) > 60;
-        const short = span.name.length > room ? `…${span.name.slice(1 - room)}` : span.name;
-        group.append(drawn("text", { x: x + 4, y: y + 14, class: `inside${onColour ? " on-colour" : ""}` }, short));
+        group.append(drawn("text", { x: x + 4, y: y + 14, class: `inside${onColour ? " on-colour" : ""}` }, cutStart(span.name, room)));
       }
     });
     svg.append(group);
@@ -140,7 +148,7 @@ function timelineSection(rows) {
     }));
     const phases = tintsOf(wanted.flatMap((row) => lanesOf(row.timeline)));
     legend.replaceChildren(element("ul", { class: "legend", "--c": "var(--ink)" }, Object.entries(phases).map(([phase, tint]) =>
-      element("li", {}, element("span", { class: "swatch", "--tint": tint, "aria-hidden": "true" }), plain(phase) || "other"))));
+      element("li", {}, element("span", { class: phase === "wait" ? "swatch wait" : "swatch", "--tint": tint, "aria-hidden": "true" }), plain(phase) || "other"))));
   });
   first.addEventListener("change", redraw);
   second.addEventListener("change", redraw);

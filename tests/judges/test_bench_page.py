@@ -1,0 +1,448 @@
+"""The page of `tessera bench --html` and `plan --html` in headless Chromium: what it shows is what the report says.
+
+Pages are made of the reports in tests/cli/fixtures by the program's own code. Lengths are taken twice: from the
+elements, and from the pixels of a screenshot."""
+import http.server
+import json
+import os
+import pathlib
+import re
+import subprocess
+import threading
+
+import chromium
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FIXTURES = ROOT / "tests/cli/fixtures"
+RENDER = pathlib.Path(os.environ.get("TESSERA_PROGRAM", ROOT / "build/tessera")).parent / "tests/render_page"
+GOOD = ("measured", "predicted")
+
+MEASURE = """
+const box = (node) => { const { left, top, width, height } = node.getBoundingClientRect(); return { left, top, width, height }; };
+const paint = (node) => getComputedStyle(node);
+const plots = {};
+for (const list of document.querySelectorAll("[data-bars]")) {
+  plots[list.dataset.bars] = (plots[list.dataset.bars] || []).concat([...list.querySelectorAll(".bar-row")].map((row) => ({
+    row: Number(row.dataset.row), text: row.innerText, fault: row.querySelector(".fault") ? row.querySelector(".fault").innerText : null,
+    dot: paint(row.querySelector(".dot")).backgroundColor, colour: paint(row).getPropertyValue("--c"),
+    tracks: [...row.querySelectorAll(".track")].map((track) => ({
+      of: track.dataset.memory || "", box: box(track), bar: box(track.querySelector(".bar")),
+      value: Number(track.querySelector(".bar").dataset.value), paint: paint(track.querySelector(".bar")).backgroundColor,
+      parts: [...track.querySelectorAll(".part")].map((part) => [part.dataset.part, box(part).width]),
+      spread: track.querySelector(".spread") ? box(track.querySelector(".spread")) : null })) })));
+}
+const outside = [...document.querySelectorAll("body *")].filter((node) => !node.closest(".scroll, .skip, .unseen, [hidden]") &&
+  node.getBoundingClientRect().right > innerWidth + 0.5).map((node) => `${node.tagName}.${node.className.baseVal ?? node.className}`);
+const nameOf = (node) => node.getAttribute("aria-label") || node.innerText ||
+  [...(node.labels || [])].map((label) => label.innerText).join("");
+return {
+  plots, outside, title: document.title, scrollWidth: document.documentElement.scrollWidth,
+  paper: paint(document.body).backgroundColor, ink: paint(document.body).color, soft: paint(document.querySelector(".note")).color,
+  hacked: window.hacked ?? null, strange: document.querySelectorAll("img, iframe, object, embed, base, form, [onerror], [onload]").length,
+  elements: document.querySelectorAll("body *").length,
+  sections: [...document.querySelectorAll("main section")].map((node) => node.id),
+  table: [...document.querySelectorAll(".all-rows tbody tr")].map((row) => ({ status: row.dataset.status,
+    cells: [...row.children].map((cell) => cell.innerText) })),
+  head: [...document.querySelectorAll(".all-rows thead th")].map((cell) => cell.innerText.replaceAll("\\u00ad", "")),
+  lead: document.querySelector(".lead").innerText,
+  points: [...document.querySelectorAll(".point[data-row]")].map((point) => ({ plot: point.closest("[data-plot]").dataset.plot,
+    row: Number(point.dataset.row), value: Number(point.dataset.value), x: Number(point.getAttribute("cx")),
+    y: Number(point.getAttribute("cy")), fill: paint(point).fill })),
+  spans: [...document.querySelectorAll("[data-timeline] .span")].map((span) => ({ seconds: Number(span.dataset.seconds),
+    width: box(span).width })),
+  nameless: [...document.querySelectorAll("button, select, a[href], [tabindex='0']")].filter((node) => !nameOf(node)).length,
+  unlabelled: [...document.querySelectorAll("svg[width]:not([aria-label]), section:not([aria-labelledby]):not([aria-label])")].length,
+};
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def chromium_is_there():
+    chromium.find_chromium()
+    assert os.access(RENDER, os.X_OK), f"{RENDER} is no program: scripts/judges builds the target render_page"
+
+
+@pytest.fixture(scope="module")
+def page_of(tmp_path_factory):
+    """A function from a fixture's name, or a report, to (report, page)."""
+    def make(source):
+        folder = tmp_path_factory.mktemp("page")
+        report = source if isinstance(source, dict) else json.loads((FIXTURES / source).read_text(encoding="utf-8"))
+        (folder / "report.json").write_text(json.dumps(report), encoding="utf-8")
+        subprocess.run([RENDER, folder / "report.json", folder / "page.html"], check=True, timeout=60)
+        return report, folder / "page.html"
+    return make
+
+
+@pytest.fixture(scope="module")
+def measured(page_of):
+    """(report, page, what is measured) of the strategies' fixture by width and darkness, each measured once."""
+    report, page = page_of("bench_strategies.json")
+    kept = {}
+
+    def get(width=1100, dark=False):
+        if (width, dark) not in kept:
+            kept[width, dark] = chromium.measure(page, MEASURE, width=width, dark=dark)
+        return report, page, kept[width, dark]
+    return get
+
+
+def rgb(text):
+    return np.array([float(number) for number in re.findall(r"[\d.]+", text)[:3]])
+
+
+def expected_lengths(report, plot):
+    """{(row, track): number} that the bars of a plot stand for."""
+    numbers = {}
+    for index, row in enumerate(report["rows"]):
+        if plot == "tokens" and row["status"] in GOOD and row.get("tokens_per_s"):
+            numbers[index, ""] = row["tokens_per_s"]["median"]
+        if plot == "memory":
+            for track in ("measured", "planned", "resident"):
+                if (row.get("memory") or {}).get(track) is not None:
+                    numbers[index, track] = row["memory"][track]
+        if plot == "exposed" and row["status"] in GOOD and row.get("exposed_s"):
+            numbers[index, ""] = sum(row["exposed_s"].values())
+    return numbers
+
+
+@pytest.mark.parametrize("width", [1100, 360])
+@pytest.mark.parametrize("plot", ["tokens", "memory", "exposed"])
+def test_elements_of_bars_are_as_long_as_the_numbers(measured, plot, width):
+    report, _, page = measured(width)
+    bars = {(row["row"], track["of"]): track for row in page["plots"][plot] for track in row["tracks"]}
+    numbers = expected_lengths(report, plot)
+    assert set(bars) == set(numbers)
+    longest = max(numbers, key=numbers.get)
+    scale = bars[longest]["bar"]["width"] / numbers[longest]
+    assert bars[longest]["bar"]["width"] > 0.9 * bars[longest]["box"]["width"]
+    for key, number in numbers.items():
+        assert bars[key]["value"] == pytest.approx(number)
+        assert abs(bars[key]["bar"]["width"] - number * scale) <= 0.5, key
+        assert bars[key]["bar"]["left"] == bars[longest]["bar"]["left"], key
+        if bars[key]["parts"]:
+            assert sum(part[1] for part in bars[key]["parts"]) == pytest.approx(bars[key]["bar"]["width"], abs=0.5)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_painted_bars_are_as_long_as_the_numbers(measured, dark):
+    report, page, elements = measured(dark=dark)
+    pixels = chromium.screenshot(page, dark=dark)
+    paper = rgb(elements["paper"])
+    for plot in ("tokens", "memory", "exposed"):
+        numbers = expected_lengths(report, plot)
+        painted = {}
+        for row in elements["plots"][plot]:
+            for track in row["tracks"]:
+                box = track["box"]
+                y = round(box["top"] + box["height"] * 0.2)  # above the line that shows the spread
+                left = round(box["left"])
+                line = pixels[y, left:round(box["left"] + box["width"]) + 1]
+                drawn = np.abs(line - paper).max(axis=1) > 6
+                painted[row["row"], track["of"]] = int(np.flatnonzero(drawn).max()) + 1
+        scale = max(painted.values()) / max(numbers.values())
+        for key, number in numbers.items():
+            assert abs(painted[key] - number * scale) <= 1.5, (plot, key)  # each end is rounded to a pixel
+
+
+def test_spreads_reach_from_the_lowest_round_to_the_highest(measured):
+    report, _, page = measured()
+    seen = 0
+    for row in page["plots"]["tokens"]:
+        rate = report["rows"][row["row"]].get("tokens_per_s")
+        for track in row["tracks"]:
+            if rate["low"] is None:
+                assert track["spread"] is None
+                continue
+            scale = track["bar"]["width"] / rate["median"]
+            assert abs(track["spread"]["left"] - track["bar"]["left"] - rate["low"] * scale) <= 0.5
+            assert abs(track["spread"]["width"] - (rate["high"] - rate["low"]) * scale) <= 0.5
+            seen += 1
+    assert seen >= 8
+
+
+def test_memory_is_by_kind(measured):
+    report, _, page = measured()
+    for row in page["plots"]["memory"]:
+        kinds = (report["rows"][row["row"]]["memory"] or {}).get("kinds")
+        for track in row["tracks"]:
+            if track["of"] != "measured" or not kinds:
+                assert track["parts"] == []
+                continue
+            scale = track["bar"]["width"] / track["value"]
+            assert {name for name, _ in track["parts"]} == {kind for kind, size in kinds.items() if size > 0}
+            for name, width in track["parts"]:
+                assert abs(width - kinds[name] * scale) <= 0.5
+
+
+def test_rows_without_a_result_say_why_and_have_no_bar(measured):
+    report, _, page = measured()
+    shown = {row["row"]: row for row in page["plots"]["tokens"]}
+    assert sorted(shown) == list(range(len(report["rows"])))
+    words = {"failed": "failed", "timed_out": "timed out", "does_not_fit": "does not fit"}
+    for index, row in enumerate(report["rows"]):
+        line = page["table"][index]
+        assert line["status"] == row["status"]
+        if row["status"] in GOOD:
+            assert shown[index]["fault"] is None and len(shown[index]["tracks"]) == 1
+            continue
+        assert shown[index]["tracks"] == []
+        for text in (shown[index]["fault"], line["cells"][1]):
+            assert words[row["status"]] in text and row["reason"] in text
+        speed = [cell for title, cell in zip(page["head"], line["cells"]) if title in ("Tokens/s", "Samples/s", "Step")]
+        assert speed == ["–"] * 3
+    assert "3 of 12 rows have no result" in page["lead"]
+
+
+def test_the_table_has_the_numbers(measured):
+    report, _, page = measured()
+    column = {title: [line["cells"][place] for line in page["table"]] for place, title in enumerate(page["head"])}
+    for index, row in enumerate(report["rows"]):
+        if row["status"] not in GOOD:
+            continue
+        assert column["Tokens/s"][index] == f"{round(row['tokens_per_s']['median']):,}"
+        if row.get("speedup"):
+            assert column["Speed-up"][index] == f"{row['speedup']:.2f}×"
+        if row.get("mfu") is None:
+            assert column["MFU"][index] == "–"
+        assert column["Launcher"][index] == row.get("launcher", "–")
+
+
+def test_the_scaling_curve_stands_where_the_speed_ups_are(measured):
+    report, _, page = measured()
+    points = [point for point in page["points"] if point["plot"] == "Speed-up"]
+    rows = {index: row for index, row in enumerate(report["rows"]) if row["status"] in GOOD and row.get("speedup")}
+    assert {point["row"] for point in points} == set(rows)
+    first, last = (next(point for point in points if point["row"] == index)
+                   for index in (min(rows, key=lambda i: rows[i]["speedup"]), max(rows, key=lambda i: rows[i]["speedup"])))
+    slope = (last["y"] - first["y"]) / (last["value"] - first["value"])
+    assert slope < 0
+    for point in points:
+        assert point["value"] == pytest.approx(rows[point["row"]]["speedup"])
+        assert abs(point["y"] - first["y"] - slope * (point["value"] - first["value"])) <= 0.1
+    at = {rows[point["row"]]["world_size"]: point["x"] for point in points}
+    assert at[2] > at[1]
+
+
+def test_spans_of_the_time_line_are_as_long_as_they_took(measured):
+    report, _, page = measured()
+    row = next(row for row in report["rows"] if row.get("timeline"))
+    spans = [span for rank in row["timeline"]["ranks"] for lane in rank["lanes"] for span in lane["spans"]]
+    assert len(page["spans"]) == len(spans)
+    longest = max(page["spans"], key=lambda span: span["seconds"])
+    scale = longest["width"] / longest["seconds"]
+    for span in page["spans"]:
+        assert abs(span["width"] - span["seconds"] * scale) <= 1
+    assert sum(span["seconds"] for span in page["spans"]) == pytest.approx(sum(s["end_s"] - s["start_s"] for s in spans))
+
+
+def test_a_narrow_screen_needs_no_sideways_scrolling(measured, page_of):
+    _, _, page = measured(360)
+    assert page["scrollWidth"] == 360
+    assert page["outside"] == []
+    for fixture in ("bench_hostile.json", "bench_plan.json"):
+        elements = chromium.measure(page_of(fixture)[1], MEASURE, width=360)
+        assert (elements["scrollWidth"], elements["outside"]) == (360, []), fixture
+
+
+def luminance(colour):
+    linear = np.where(colour / 255 <= 0.04045, colour / 255 / 12.92, ((colour / 255 + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def contrast(one, other):
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_light_and_dark_can_be_read(measured, dark):
+    _, _, page = measured(dark=dark)
+    paper = rgb(page["paper"])
+    assert (luminance(paper) < 0.05) if dark else (luminance(paper) > 0.9)
+    assert contrast(rgb(page["ink"]), paper) >= 7
+    assert contrast(rgb(page["soft"]), paper) >= 4.5
+    for row in page["plots"]["tokens"]:
+        for track in row["tracks"]:
+            assert contrast(rgb(track["paint"]), paper) >= 2.5, row["text"]
+
+
+# Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as it is seen.
+COLOUR_BLIND = {
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+}
+
+
+def lab(colour, sight=None):
+    linear = np.where(colour / 255 <= 0.04045, colour / 255 / 12.92, ((colour / 255 + 0.055) / 1.055) ** 2.4)
+    if sight is not None:
+        linear = np.clip(np.array(sight) @ linear, 0, 1)
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ linear
+    x, y, z = np.cbrt(np.maximum(xyz / [0.9505, 1, 1.089], 1e-6))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_strategy_has_one_colour_that_no_other_has(measured, dark):
+    report, _, page = measured(dark=dark)
+    colours = {}
+    for row in page["plots"]["tokens"]:
+        strategy = report["rows"][row["row"]]["strategy"]
+        if not report["rows"][row["row"]].get("peer"):  # whose dots are rings
+            colours.setdefault(strategy, set()).add(row["dot"])
+        for track in row["tracks"]:
+            colours[strategy].add(track["paint"])
+    for point in page["points"]:
+        row = report["rows"][point["row"]]
+        if not row.get("peer"):
+            colours[row["strategy"]].add(point["fill"])
+    assert {len(one) for one in colours.values()} == {1} and len(colours) == 8
+    each = {strategy: rgb(one.pop()) for strategy, one in colours.items()}
+    for sight in (None, *COLOUR_BLIND.values()):
+        for one in each:
+            for other in each:
+                apart = np.linalg.norm(lab(each[one], sight) - lab(each[other], sight))
+                assert one == other or apart >= 10, (one, other, apart)
+
+
+def test_the_toggle_changes_colours_and_nothing_else(measured):
+    _, page, _ = measured()
+    papers = chromium.measure(page, """
+      const button = document.getElementById("theme");
+      const seen = [];
+      for (let i = 0; i < 4; ++i) { seen.push([button.innerText, getComputedStyle(document.body).backgroundColor]); button.click(); }
+      return seen;""")
+    assert [name for name, _ in papers] == ["Colours: system", "Colours: light", "Colours: dark", "Colours: system"]
+    assert papers[0][1] == papers[1][1] == papers[3][1] != papers[2][1]
+    assert papers[2][1] == measured(dark=True)[2]["paper"]
+
+
+def test_two_rows_are_compared_by_choosing_and_by_pointing(measured):
+    report, page, _ = measured()
+    names = {row["name"]: index for index, row in enumerate(report["rows"])}
+    first, second = (names[name] for name in ("NO_SHARD, 2 ranks, fp32", "FULL_SHARD, 2 ranks, fp32"))
+    seen = chromium.measure(page, f"""
+      const name = (row) => document.querySelector(`[data-bars=tokens] [data-row="${{row}}"] .name`);
+      const tip = document.getElementById("tip");
+      name({first}).focus();
+      name({first}).click();
+      const box = name({second}).getBoundingClientRect();
+      name({second}).dispatchEvent(new PointerEvent("pointermove", {{ bubbles: true, pointerType: "mouse", clientX: box.left, clientY: box.top }}));
+      const hover = tip.innerText;
+      const shown = !tip.hidden;
+      document.dispatchEvent(new KeyboardEvent("keydown", {{ key: "Escape" }}));
+      const away = tip.hidden;
+      name({second}).click();
+      return {{ hover, shown, away, difference: document.getElementById("difference").innerText,
+        pressed: [...document.querySelectorAll("[data-bars=tokens] [aria-pressed=true]")].map((node) => node.innerText) }};""")
+    assert seen["shown"] and seen["away"]
+    assert "against NO_SHARD, 2 ranks, fp32" in seen["hover"]
+    assert seen["pressed"] == ["NO_SHARD, 2 ranks, fp32", "FULL_SHARD, 2 ranks, fp32"]
+    ratio = report["rows"][second]["memory"]["planned"] / report["rows"][first]["memory"]["planned"]
+    for text in (seen["hover"], seen["difference"]):
+        assert "strategy" in text and "FULL_SHARD" in text
+        assert f"{ratio:.2f}×" in text
+    assert "precision fp32" in seen["difference"].split("The same in both:")[1]
+
+
+def test_the_time_line_is_read_with_the_keyboard(measured):
+    report, page, _ = measured()
+    read = chromium.measure(page, """
+      const line = document.querySelector("[data-timeline]");
+      const reading = document.querySelector(".reading");
+      line.focus();
+      const texts = [reading.innerText];
+      for (const key of ["ArrowRight", "ArrowDown", "End"]) {
+        line.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+        texts.push(reading.innerText);
+      }
+      return texts;""")
+    lanes = next(row for row in report["rows"] if row.get("timeline"))["timeline"]["ranks"][0]["lanes"]
+    assert len(set(read)) == 4
+    assert all(lane in text for text, lane in zip(read, ("compute", "compute", "reduce", "reduce")))
+    assert lanes[0]["spans"][0]["name"] in read[0]
+
+
+def test_everything_has_a_name(measured):
+    _, _, page = measured()
+    assert (page["nameless"], page["unlabelled"]) == (0, 0)
+
+
+def test_names_from_files_never_become_markup(page_of):
+    report, page = page_of("bench_hostile.json")
+    elements = chromium.measure(page, MEASURE)
+    assert elements["hacked"] is None and elements["strange"] == 0
+    rows = [row for row in report["rows"] if isinstance(row, dict)]
+    assert len(elements["table"]) == len(rows)
+    assert rows[0]["name"] in elements["table"][0]["cells"][0]
+    assert rows[1]["reason"].split("\u2028")[0].strip() in elements["table"][1]["cells"][1]
+    harmless = json.loads(json.dumps(report).replace("<", "(").replace(">", ")"))
+    assert chromium.measure(page_of(harmless)[1], MEASURE)["elements"] == elements["elements"]
+
+
+def test_nothing_is_fetched(page_of):
+    asked = []
+
+    class Server(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *arguments):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/"
+        report = json.loads((FIXTURES / "bench_strategies.json").read_text(encoding="utf-8"))
+        for row in report["rows"]:
+            row["name"] += f'<img src="{address}img"><link rel=stylesheet href={address}css>'
+            row["strategy"] += f"; background: url({address}background)"
+        report["recipe"] = f"<script src={address}script></script>"
+        chromium.measure(page_of(report)[1], MEASURE)
+        server.shutdown()
+    assert asked == []
+
+
+def test_missing_figures_are_shown_as_unknown(page_of):
+    report = {"format": "tessera-bench", "rows": [{"name": "nothing known", "strategy": "none", "status": "measured"}]}
+    elements = chromium.measure(page_of(report)[1], MEASURE)
+    assert elements["plots"]["tokens"][0]["tracks"] == []
+    assert "not known" in elements["plots"]["tokens"][0]["text"]
+    assert not re.search(r"NaN|undefined|null|Infinity", json.dumps(elements["table"]) + elements["lead"])
+    empty = chromium.measure(page_of({"format": "tessera-plan"})[1], "return document.body.innerText;")
+    assert "The report has no rows." in empty
+
+
+def test_a_plan_has_the_same_plots_and_its_sweep(page_of):
+    report, page = page_of("bench_plan.json")
+    elements = chromium.measure(page, MEASURE)
+    assert {"throughput", "memory", "exposed", "sweep", "rows"} <= set(elements["sections"])
+    assert "Recommended: HYBRID_SHARD" in elements["lead"]
+    assert len(elements["table"]) == len(report["rows"])
+    good = {index: row for index, row in enumerate(report["rows"]) if "predicted" in row}
+    numbers = {"Time of a step": lambda row: row["predicted"]["step_s"], "Memory of a rank": lambda row: row["memory"]["total"]}
+    for plot, number in numbers.items():
+        points = {point["row"]: point for point in elements["points"] if point["plot"] == plot}
+        assert set(points) == set(good)
+        # Both scales are logarithmic: equal ratios are equal distances.
+        values = np.log([number(good[index]) for index in points])
+        worlds = np.log([good[index]["world_size"] for index in points])
+        for axis, logs in (("y", values), ("x", worlds)):
+            at = np.array([points[index][axis] for index in points])
+            slope, start = np.polyfit(logs, at, 1)
+            assert np.abs(slope * logs + start - at).max() < 0.1
+            assert (slope < 0) == (axis == "y")
+
+
+def test_it_prints(measured):
+    _, page, _ = measured()
+    pdf = page.with_suffix(".pdf")
+    chromium.run(f"--print-to-pdf={pdf}", "--no-pdf-header-footer", page.as_uri(), width=1100, height=1000)
+    data = pdf.read_bytes()
+    assert data.startswith(b"%PDF-")
+    assert 1 < len(re.findall(rb"/Type\s*/Page\b", data)) < 12
