@@ -21,8 +21,10 @@ const quantities = [
 const bare = (entries) => Object.assign(Object.create(null), entries);
 
 function settingsOf(row) {
-  const settings = bare({ strategy: row.strategy, ranks: row.world === null ? "" : String(row.world), precision: row.precision,
-    launcher: row.launcher, "group size": row.group === null ? "" : String(row.group), "batch of a rank": row.batch === null ? "" : String(row.batch) });
+  const settings = bare({
+    strategy: row.strategy, ranks: textOf(row.world), precision: row.precision, launcher: row.launcher,
+    "group size": textOf(row.group), "batch of a rank": textOf(row.batch),
+  });
   for (const [key, value] of Object.entries(row.axes)) settings[key] = textOf(value);
   if (row.peer) for (const [key, value] of Object.entries(row.peer)) settings[`peer's ${plain(key)}`] = textOf(value);
   settings.status = statusOf(row);
@@ -46,7 +48,8 @@ function numbersOfRow(row) {
   for (const [label, value, how] of quantities) if (numberOf(value(row)) !== null) all[label] = [value(row), how];
   if (Object.keys(row.exposed).length > 0) all["exposed communication"] = [sumOf(row.exposed), "seconds"];
   for (const [phase, value] of Object.entries(row.exposed)) all[`exposed: ${plain(phase)}`] = [value, "seconds"];
-  for (const [kind, value] of Object.entries(row.memory.kinds || {})) all[`memory: ${plain(kind)}`] = [value, "bytes"];
+  const kinds = Object.entries(row.memory.kinds || {});
+  for (const [kind, value] of kinds) all[`memory: ${plain(kind)}`] = [value, "bytes"];
   for (const [name, value] of Object.entries(movedOf(row))) all[`bytes moved: ${name}`] = [value, "bytes"];
   return all;
 }
@@ -73,26 +76,25 @@ function differences(a, b) {
 
 function comparisonTable(a, b) {
   const { differing, same } = differences(a, b);
-  const head = (row) => element("th", { scope: "col", class: "text", "--c": row.colour }, element("span", { class: `dot${row.peer ? " peer" : ""}`,
-    "aria-hidden": "true" }), ` ${row.name}`);
+  const column = (...text) => element("th", { scope: "col", class: "text" }, ...text);
+  const head = element("tr", {}, column(""), column(dotOf(a), ` ${a.name}`), column(dotOf(b), ` ${b.name}`),
+    element("th", { scope: "col" }, "second / first"));
+  const lines = differing.map((line) => element("tr", {}, element("th", { scope: "row" }, line.label),
+    element("td", { class: "text" }, line.a), element("td", { class: "text" }, line.b),
+    element("td", {}, line.ratio === null ? "" : write.times(line.ratio))));
   return [
-    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "What differs between the two rows" },
-      element("table", { class: "compare" },
-        element("thead", {}, element("tr", {}, element("th", { scope: "col", class: "text" }, ""), head(a), head(b),
-          element("th", { scope: "col" }, "second / first"))),
-        element("tbody", {}, differing.map((line) => element("tr", {}, element("th", { scope: "row" }, line.label),
-          element("td", { class: "text" }, line.a), element("td", { class: "text" }, line.b),
-          element("td", {}, line.ratio === null ? "" : write.times(line.ratio))))))),
-    same.length > 0 ? element("p", { class: "note" }, `The same in both: ${same.join(", ")}.`) : null,
+    scrolling("What differs between the two rows",
+      element("table", { class: "compare" }, element("thead", {}, head), element("tbody", {}, lines))),
+    same.length > 0 ? note(`The same in both: ${same.join(", ")}.`) : "",
   ];
 }
 
 function compareSection(rows) {
   if (rows.length < 2) return null;
-  const list = (id) => element("select", { id }, rows.map((row) => element("option", { value: row.index }, row.name)));
-  const [first, second] = [list("compare-first"), list("compare-second")];
+  const [first, second] = [rowList("compare-first", rows), rowList("compare-second", rows)];
   const result = element("div", { id: "difference", "aria-live": "polite" });
-  const draw = () => result.replaceChildren(...comparisonTable(rows[first.selectedIndex], rows[second.selectedIndex]).filter(Boolean));
+  const draw = () =>
+    result.replaceChildren(...comparisonTable(rows[first.selectedIndex], rows[second.selectedIndex]));
   const fastest = rows.reduce((best, row) => (speedOf(row) > speedOf(best) ? row : best), rows[0]);
   second.selectedIndex = rows.indexOf(fastest) || 1;
   showComparison = () => {
@@ -102,7 +104,8 @@ function compareSection(rows) {
   };
   for (const select of [first, second]) select.addEventListener("change", draw);
   draw();
-  return section("compare", "What differs between two rows", [element("label", {}, "first", first), element("label", {}, "second", second)], result);
+  const controls = [element("label", {}, "first", first), element("label", {}, "second", second)];
+  return section("compare", "What differs between two rows", controls, result);
 }
 
 function speedOf(row) {
@@ -121,27 +124,39 @@ function choose(row) {
   showComparison();
   const tray = document.getElementById("tray");
   tray.hidden = chosen.length === 0;
-  const clear = element("button", { type: "button", class: "quiet", onclick: () => { while (chosen.length > 0) choose(chosen[0]); } }, "Clear");
-  if (chosen.length === 1) tray.replaceChildren(`${chosen[0].name}: point at another row, or choose it, to see what differs.`, clear);
-  if (chosen.length === 2) {
-    tray.replaceChildren(`${chosen[0].name} and ${chosen[1].name}`, element("a", { href: "#compare" }, "What differs"), clear);
-  }
+  const clear = () => { while (chosen.length > 0) choose(chosen[0]); };
+  const button = element("button", { type: "button", class: "quiet", onclick: clear }, "Clear");
+  const names = chosen.map((one) => one.name).join(" and ");
+  const hint = "point at another row, or choose it, to see what differs.";
+  if (chosen.length === 1) tray.replaceChildren(`${names}: ${hint}`, button);
+  if (chosen.length === 2) tray.replaceChildren(names, element("a", { href: "#compare" }, "What differs"), button);
 }
 
 // What a tip says of a row: against the chosen one where there is one, else its main figures.
 function tipOf(row) {
   const against = chosen.find((one) => one !== row);
-  const lines = against
-    ? differences(against, row).differing.slice(0, 9).map((line) => [line.label,
-      `${line.b}${line.ratio === null ? `, not ${line.a}` : ` (${write.times(line.ratio)})`}`])
-    : [["status", row.good && !row.reason ? "" : `${statusOf(row)}${row.reason ? `: ${row.reason}` : ""}`],
-      ["tokens/s", row.tokens && `${digits(row.tokens.median)} (${digits(row.tokens.low)} to ${digits(row.tokens.high)})`],
-      ["samples/s", row.samples && `${digits(row.samples.median)} (${digits(row.samples.low)} to ${digits(row.samples.high)})`],
-      ["step", row.step && write.seconds(row.step.median)], ["memory", row.memory.measured !== null && write.bytes(row.memory.measured)],
-      ["planned", row.memory.planned !== null && write.bytes(row.memory.planned)], ["MFU", row.mfu !== null && write.share(row.mfu)],
-      ["launcher", row.launcher], ...Object.entries(row.axes).map(([key, value]) => [key, textOf(value)])].filter((line) => line[1]);
-  return [element("strong", {}, row.name), against ? element("div", { class: "soft" }, `against ${against.name}`) : null,
-    element("dl", {}, lines.map(([label, text]) => [element("dt", {}, label), element("dd", {}, text)]))].filter(Boolean);
+  const lines = against ? differences(against, row).differing.slice(0, 9).map(differenceLine) : mainFigures(row);
+  return [
+    element("strong", {}, row.name), against ? element("div", { class: "soft" }, `against ${against.name}`) : "",
+    element("dl", {}, lines.map(([label, text]) => [element("dt", {}, label), element("dd", {}, text)])),
+  ];
+}
+
+function differenceLine({ label, a, b, ratio }) {
+  return [label, ratio === null ? `${b}, not ${a}` : `${b} (${write.times(ratio)})`];
+}
+
+function mainFigures(row) {
+  const spread = (one) => one && `${digits(one.median)} (${digits(one.low)} to ${digits(one.high)})`;
+  const some = (value, how) => value !== null && write[how](value);
+  return [
+    ["status", row.good && !row.reason ? "" : [statusOf(row), row.reason].filter(Boolean).join(": ")],
+    ["tokens/s", spread(row.tokens)], ["samples/s", spread(row.samples)],
+    ["step", row.step && write.seconds(row.step.median)],
+    ["memory", some(row.memory.measured, "bytes")], ["planned", some(row.memory.planned, "bytes")],
+    ["MFU", some(row.mfu, "share")], ["launcher", row.launcher],
+    ...Object.entries(row.axes).map(([key, value]) => [key, textOf(value)]),
+  ].filter(([, text]) => text);
 }
 
 // One tip for all rows; Escape puts it away.

@@ -16,6 +16,19 @@ function element(tag, attributes, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }
 
+const note = (...text) => element("p", { class: "note" }, ...text);
+const small = (...text) => element("small", {}, ...text);
+const hidden = { "aria-hidden": "true" };
+
+// The sign of a row's strategy: a disc, a ring for a peer's.
+const dotOf = (row) => element("span", { class: row.peer ? "dot peer" : "dot", "--c": row.colour, ...hidden });
+const keyOf = (kind, tint, name) =>
+  element("li", {}, element("span", { class: `swatch ${kind}`, "--tint": tint, ...hidden }), name);
+
+// A table that scrolls by itself where it is wider than the page.
+const scrolling = (label, ...content) =>
+  element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, ...content);
+
 function drawn(tag, attributes, ...children) {
   return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 }
@@ -64,6 +77,7 @@ const write = {
   samples: (value) => `${digits(value)} samples/s`,
   times: (value) => `${value >= 100 ? digits(value) : value.toFixed(2)}×`,
   share: (value) => `${digits(value * 100)} %`,
+  change: (value) => `${value < 0 ? "−" : "+"}${digits(Math.abs(value) * 100)} %`,
   number: (value) => digits(value),
   text: (value) => String(value),
 };

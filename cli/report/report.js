@@ -7,7 +7,10 @@ const colours = 10;
 
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 const numberOf = (value) => (typeof value === "number" && Number.isFinite(value) ? value : null);
-const textOf = (value) => (value === null || value === undefined ? "" : isObject(value) ? JSON.stringify(value) : String(value));
+function textOf(value) {
+  if (value === null || value === undefined) return "";
+  return typeof value === "object" ? JSON.stringify(value) : String(value);
+}
 const objectOf = (value) => (isObject(value) ? value : {});
 const listOf = (value) => (Array.isArray(value) ? value : []);
 
@@ -27,8 +30,7 @@ function spreadOf(value) {
 }
 
 function memoryOf(value) {
-  if (!isObject(value)) return { planned: numberOf(value), measured: null, resident: null, kinds: null, kindsOf: null };
-  const { planned, measured, resident, total, kinds, ...rest } = value;
+  const { planned, measured, resident, total, kinds, ...rest } = isObject(value) ? value : { planned: value };
   const parts = numbersOf(kinds === undefined && planned === undefined ? rest : kinds);
   delete parts.total;
   const sum = sumOf(parts);
@@ -52,11 +54,14 @@ function timelineOf(value) {
     lanes: listOf(rank.lanes).map((lane) => ({
       name: textOf(lane.name),
       spans: listOf(lane.spans)
-        .map((span) => ({ name: textOf(span.name), phase: textOf(span.phase), start: numberOf(span.start_s), end: numberOf(span.end_s) }))
+        .map((span) => ({
+          name: textOf(span.name), phase: textOf(span.phase), start: numberOf(span.start_s), end: numberOf(span.end_s),
+        }))
         .filter((span) => span.start !== null && span.end !== null && span.end >= span.start),
     })),
   }));
-  return ranks.some((rank) => rank.lanes.some((lane) => lane.spans.length > 0)) ? { step: numberOf(value.step), ranks } : null;
+  const some = ranks.some((rank) => rank.lanes.some((lane) => lane.spans.length > 0));
+  return some ? { step: numberOf(value.step), ranks } : null;
 }
 
 function rowOf(source, index, planned) {
@@ -68,21 +73,22 @@ function rowOf(source, index, planned) {
     index, planned, source,
     name: textOf(source.name), strategy: textOf(source.strategy) || "none", world: numberOf(source.world_size),
     precision: textOf(source.precision), launcher: textOf(source.launcher),
-    peer: isObject(source.peer) ? source.peer : null, axes: objectOf(source.axes ?? source.options), group: numberOf(source.group_size),
+    peer: isObject(source.peer) ? source.peer : null, axes: objectOf(source.axes ?? source.options),
+    group: numberOf(source.group_size), batch: numberOf(source.batch_size),
     status: textOf(source.status) || (refused ? "refused" : planned ? "predicted" : "measured"),
     reason: textOf(source.reason) || refused,
-    tokens: spreadOf(value("tokens_per_s")), samples: spreadOf(value("samples_per_s")), step: spreadOf(value("step_s")),
+    tokens: spreadOf(value("tokens_per_s")), samples: spreadOf(value("samples_per_s")),
+    step: spreadOf(value("step_s")),
     speedup: numberOf(value("speedup")), efficiency: numberOf(value("efficiency")),
     memory: memoryOf(source.memory ?? source.bytes),
     exposed: isObject(exposed) ? numbersOf(exposed) : numberOf(exposed) === null ? {} : { communication: exposed },
-    engine: numberOf(value("engine_s_per_unit")), products: numberOf(value("products_share")), mfu: numberOf(value("mfu")),
-    mfuFormula: textOf(source.mfu_formula), moved: listOf(source.bytes_moved), losses: listOf(source.losses),
+    engine: numberOf(value("engine_s_per_unit")), products: numberOf(value("products_share")),
+    mfu: numberOf(value("mfu")), mfuFormula: textOf(source.mfu_formula), moved: listOf(source.bytes_moved),
     timeline: timelineOf(source.timeline),
   };
   delete row.exposed.total;
   const ratio = objectOf(source.tessera); // a peer's row: what ours of the same settings has of it
   row.ours = { speed: numberOf(ratio.tokens_per_s), memory: numberOf(ratio.memory) };
-  row.batch = numberOf(source.batch_size);
   row.good = ["measured", "predicted", "fits"].includes(row.status);
   if (!row.good) row.tokens = row.samples = row.step = null; // what did not end well has no figure
   if (!row.name) {
@@ -104,7 +110,8 @@ function readReport() {
   const others = [...new Set(rows.map((row) => row.strategy))].filter((name) => !strategyOrder.includes(name));
   for (const row of rows) {
     const place = strategyOrder.indexOf(row.strategy);
-    const number = place >= 0 ? place : strategyOrder.length + (others.indexOf(row.strategy) % (colours - strategyOrder.length));
+    const spare = strategyOrder.length + (others.indexOf(row.strategy) % (colours - strategyOrder.length));
+    const number = place >= 0 ? place : spare;
     row.colour = `var(--s${number})`;
   }
   const worlds = [...new Set(rows.map((row) => row.world).filter((world) => world !== null))].sort((a, b) => a - b);
@@ -115,17 +122,21 @@ const statusText = {
   failed: "failed", timed_out: "timed out", does_not_fit: "does not fit", refused: "refused", not_run: "not run",
   measured: "measured", predicted: "predicted", fits: "predicted",
 };
+const tagOf = (row) => element("span", { class: "tag" }, statusOf(row));
 const statusOf = (row) => (Object.hasOwn(statusText, row.status) ? statusText[row.status] : plain(row.status));
 
 // Phases and kinds in the order of a step, darkest first where much is usual.
 const kindOrder = ["parameters", "gradients", "optimizer", "communication", "activations", "other"];
-const hasMemory = (row) => [row.memory.planned, row.memory.measured, row.memory.resident].some((bytes) => bytes !== null);
+const memoryTotals = ({ memory: { planned, measured, resident } }) =>
+  [planned, measured, resident].filter((bytes) => bytes !== null);
+const hasMemory = (row) => memoryTotals(row).length > 0;
 const phaseOrder = ["gather_forward", "gather_backward", "reduce", "all_reduce", "communication", "other"];
 const tints = [100, 76, 58, 42, 29, 18];
 
 // [name, number, tint] of what is there, in that order and then as it comes.
 function partsOf(numbers, order) {
-  const names = [...order.filter((name) => name in numbers), ...Object.keys(numbers).filter((name) => !order.includes(name))];
+  const others = Object.keys(numbers).filter((name) => !order.includes(name));
+  const names = [...order.filter((name) => Object.hasOwn(numbers, name)), ...others];
   return names.map((name) => {
     const place = order.includes(name) ? order.indexOf(name) : order.length;
     return [name, numbers[name], `${tints[Math.min(place, tints.length - 1)]}%`];

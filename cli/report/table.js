@@ -28,18 +28,18 @@ function tableSection(report) {
   const head = element("tr", {}, element("th", { scope: "col", class: "text" }, "Row"),
     element("th", { scope: "col", class: "text" }, "Status"),
     some.map(([title, , how]) => element("th", { scope: "col", class: how === "text" ? "text" : null }, title)));
-  const line = (row) => element("tr", { class: row.good ? null : "failed", "--c": row.colour, "data-status": row.status },
-    element("th", { scope: "row" }, element("span", { class: `dot${row.peer ? " peer" : ""}`, "aria-hidden": "true" }), ` ${row.name}`),
+  const line = (row) => element("tr", { class: row.good ? null : "failed", "data-status": row.status },
+    element("th", { scope: "row" }, dotOf(row), ` ${row.name}`),
     element("td", { class: row.reason ? "text reason" : "text" },
-      row.good ? statusOf(row) : element("span", { class: "tag" }, statusOf(row)), row.reason ? (row.good ? `: ${row.reason}` : row.reason) : null),
+      row.good ? `${statusOf(row)}${row.reason ? ": " : ""}` : tagOf(row), row.reason),
     some.map(([, value, how]) => cellOf(value(row), how)));
-  return section("rows", "All rows", [], element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "All rows" },
-    element("table", { class: "all-rows" }, element("thead", {}, head), element("tbody", {}, report.rows.map(line)))));
+  return section("rows", "All rows", [], scrolling("All rows", element("table", { class: "all-rows" },
+    element("thead", {}, head), element("tbody", {}, report.rows.map(line)))));
 }
 
 // Labels of the facts that are there.
 function facts(pairs) {
-  return element("dl", { class: "facts" }, pairs.filter(([, text]) => text !== "" && text !== null && text !== undefined)
+  return element("dl", { class: "facts" }, pairs.filter(([, text]) => text)
     .map(([label, text]) => [element("dt", {}, label), element("dd", {}, text)]));
 }
 
@@ -47,21 +47,23 @@ function methodSection(report) {
   const { source } = report;
   const [machine, model, settings] = [objectOf(source.machine), objectOf(source.model), objectOf(source.settings)];
   const bytes = (value) => (numberOf(value) === null ? "" : write.bytes(value));
-  const count = (value) => (numberOf(value) === null ? "" : value.toLocaleString("en-US"));
+  const count = (value, of) => (numberOf(value) ? `${value.toLocaleString("en-US")} ${of}` : "");
+  const list = (...texts) => texts.filter(Boolean).join(", ");
   const cluster = source.cluster;
   const formula = report.rows.map((row) => row.mfuFormula).find(Boolean);
   return section("method", report.planned ? "How this was calculated" : "How this was measured", [], facts([
     ["Command", source.command ? element("code", {}, textOf(source.command)) : ""],
     ["Recipe", textOf(source.recipe)],
-    ["Model", [textOf(model.architecture), count(model.parameters) && `${count(model.parameters)} parameters`,
-      count(model.tokens_per_sample) && `${count(model.tokens_per_sample)} tokens a sample`].filter(Boolean).join(", ")],
-    ["Machine", [textOf(machine.processor), numberOf(machine.cores) === null ? "" : `${machine.cores} cores`, bytes(machine.memory_bytes),
-      machine.device && machine.device !== "cpu" ? textOf(machine.device) : "", textOf(machine.system)].filter(Boolean).join(", ")],
+    ["Model", list(textOf(model.architecture), count(model.parameters, "parameters"),
+      count(model.tokens_per_sample, "tokens a sample"))],
+    ["Machine", list(textOf(machine.processor), count(machine.cores, "cores"), bytes(machine.memory_bytes),
+      machine.device !== "cpu" && textOf(machine.device), textOf(machine.system))],
     ["Matrix products", textOf(machine.matrix_products)],
     ["Cluster", isObject(cluster) ? textOf(cluster.name) || textOf(cluster.file) : textOf(cluster)],
     ["Tessera", textOf(machine.tessera ?? source.tessera)],
-    ["Measured", numberOf(settings.steps) === null ? "" : `${[settings.steps && `${settings.steps} steps`, settings.warmup && `${settings.warmup} of them to warm up`,
-      settings.rounds && `${settings.rounds} rounds in turns`].filter(Boolean).join(", ")}; bars are medians, lines on them go from the lowest round to the highest`],
+    ["Measured", list(count(settings.steps, "steps"), count(settings.warmup, "of them to warm up"),
+      count(settings.rounds, "rounds in turns"))],
+    ["Bars", report.planned ? "" : "medians; the lines on them go from the lowest to the highest"],
     ["Time limit of a row", numberOf(settings.time_limit_s) === null ? "" : write.seconds(settings.time_limit_s)],
     ["MFU", formula || ""],
   ]));

@@ -3,15 +3,16 @@
 const mostRanksDrawn = 8;
 const laneHeight = 20;
 const phaseTints = {
-  forward: "58%", recompute: "44%", backward: "100%", optimizer: "30%", schedule: "76%", communication: "76%", exchange: "22%", data: "14%",
-  other: "14%", wait: "0%",
+  forward: "58%", recompute: "44%", backward: "100%", optimizer: "30%", schedule: "76%", communication: "76%",
+  exchange: "22%", data: "14%", other: "14%", wait: "0%",
 };
 
 // Phases that the table above does not name take what tint is left, in the order of their first span.
 function tintsOf(lanes) {
   const phases = [...new Set(lanes.flatMap((lane) => lane.spans.map((span) => span.phase)))];
   const rest = phases.filter((phase) => !Object.hasOwn(phaseTints, phase));
-  return Object.fromEntries(phases.map((phase) => [phase, Object.hasOwn(phaseTints, phase) ? phaseTints[phase] : ["68%", "38%", "20%"][rest.indexOf(phase) % 3]]));
+  const left = (phase) => ["68%", "38%", "20%"][rest.indexOf(phase) % 3];
+  return Object.fromEntries(phases.map((phase) => [phase, rest.includes(phase) ? left(phase) : phaseTints[phase]]));
 }
 
 function lanesOf(timeline) {
@@ -28,14 +29,17 @@ function extentOf(timeline) {
 
 function spanText(lane, span, start) {
   const rank = lane.rank === null ? "" : `rank ${lane.rank}, `;
-  return `${rank}${lane.name}: ${span.name || span.phase || "span"}${span.phase && span.name ? `, ${span.phase}` : ""}, ` +
-    `${write.seconds(span.end - span.start)}, begins at ${write.seconds(span.start - start)}`;
+  const what = [span.name, span.phase].filter(Boolean).join(", ") || "span";
+  const [length, begin] = [write.seconds(span.end - span.start), write.seconds(span.start - start)];
+  return `${rank}${lane.name}: ${what}, ${length}, begins at ${begin}`;
 }
 
 // What waiting looks like: nothing is done.
 function stripes() {
-  return drawn("defs", {}, drawn("pattern", { id: "wait", width: 5, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
-    drawn("rect", { width: 5, height: 5, class: "wait-paper" }), drawn("rect", { width: 1.5, height: 5, class: "wait-line" })));
+  const placed = { patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" };
+  return drawn("defs", {}, drawn("pattern", { id: "wait", width: 5, height: 5, ...placed },
+    drawn("rect", { width: 5, height: 5, class: "wait-paper" }),
+    drawn("rect", { width: 1.5, height: 5, class: "wait-line" })));
 }
 
 // One time line as SVG; `longest` seconds fill the width. show(text) tells of a span.
@@ -64,14 +68,16 @@ function timelineDrawing(row, width, longest, show) {
     lane.spans.forEach((span) => {
       const x = left + (span.start - start) * scale;
       const length = (span.end - span.start) * scale;
-      const mark = drawn("rect", { x, y, width: Math.max(length, 0.5), height: laneHeight, class: span.phase === "wait" ? "span wait" : "span", "--tint": tints[span.phase],
-        "data-seconds": span.end - span.start });
+      const mark = drawn("rect", {
+        x, y, width: Math.max(length, 0.5), height: laneHeight, "--tint": tints[span.phase],
+        class: span.phase === "wait" ? "span wait" : "span", "data-seconds": span.end - span.start,
+      });
       marks.push({ mark, lane: number, span, text: spanText(lane, span, start) });
       group.append(mark);
       const room = Math.floor((length - 8) / 6);
       if (room >= 4 && span.name && span.phase !== "wait") {
-        const onColour = parseInt(tints[span.phase], 10) > 60;
-        group.append(drawn("text", { x: x + 4, y: y + 14, class: `inside${onColour ? " on-colour" : ""}` }, cutStart(span.name, room)));
+        const kind = parseInt(tints[span.phase], 10) > 60 ? "inside on-colour" : "inside";
+        group.append(drawn("text", { x: x + 4, y: y + 14, class: kind }, cutStart(span.name, room)));
       }
     });
     svg.append(group);
@@ -81,8 +87,8 @@ function timelineDrawing(row, width, longest, show) {
   for (const tick of ticksTo(longest, narrow ? 3 : 6)) {
     const x = left + tick * scale;
     svg.prepend(drawn("line", { x1: x, x2: x, y1: 0, y2: bottom, class: "grid" }));
-    svg.append(drawn("text", { x, y: bottom + 14, class: "soft", "text-anchor": tick === 0 ? "start" : x > width - 30 ? "end" : "middle" },
-      write.seconds(tick)));
+    const anchor = tick === 0 ? "start" : x > width - 30 ? "end" : "middle";
+    svg.append(drawn("text", { x, y: bottom + 14, class: "soft", "text-anchor": anchor }, write.seconds(tick)));
   }
   svg.setAttribute("height", bottom + 20);
   svg.setAttribute("viewBox", `0 0 ${width} ${bottom + 20}`);
@@ -112,8 +118,10 @@ function readable(svg, marks, show) {
     const lanes = [...new Set(marks.map((one) => one.lane))];
     const lane = lanes.indexOf(here.lane);
     const moves = {
-      ArrowRight: () => along[along.indexOf(here) + 1], ArrowLeft: () => along[along.indexOf(here) - 1],
-      ArrowDown: () => nearest(lanes[lane + 1], here.span.start), ArrowUp: () => nearest(lanes[lane - 1], here.span.start),
+      ArrowRight: () => along[along.indexOf(here) + 1],
+      ArrowLeft: () => along[along.indexOf(here) - 1],
+      ArrowDown: () => nearest(lanes[lane + 1], here.span.start),
+      ArrowUp: () => nearest(lanes[lane - 1], here.span.start),
       Home: () => along[0], End: () => along[along.length - 1],
     };
     if (!(event.key in moves)) return;
@@ -126,29 +134,29 @@ function readable(svg, marks, show) {
 function timelineSection(rows) {
   const some = rows.filter((row) => row.timeline);
   if (some.length === 0) return null;
-  const none = element("option", { value: "" }, "none");
-  const options = () => some.map((row) => element("option", { value: row.index }, row.name));
-  const first = element("select", { id: "timeline-row" }, options());
-  const second = element("select", { id: "timeline-beside" }, none, options());
+  const first = rowList("timeline-row", some);
+  const second = rowList("timeline-beside", some, element("option", { value: "" }, "none"));
   const plots = element("div", { class: "plot" });
   const reading = element("p", { class: "reading", role: "status", "aria-live": "polite" });
   const legend = element("div", {});
   const redraw = drawnToWidth(plots, (width) => {
-    const wanted = [first.value, second.value].filter((value, index, all) => value !== "" && all.indexOf(value) === index)
-      .map((value) => some.find((row) => row.index === Number(value)));
+    const values = [...new Set([first.value, second.value])].filter((value) => value !== "");
+    const wanted = values.map((value) => some.find((row) => row.index === Number(value)));
     const longest = Math.max(...wanted.map((row) => extentOf(row.timeline).length), 1e-9);
     const hint = "Point at a span, or move with the arrow keys, to read it.";
     reading.textContent = hint;
     plots.replaceChildren(...wanted.flatMap((row) => {
       const svg = timelineDrawing(row, width, longest, (text) => { reading.textContent = text; });
       const more = row.timeline.ranks.length - mostRanksDrawn;
-      svg.setAttribute("aria-label", `Time line of a step of ${row.name}, ${write.seconds(extentOf(row.timeline).length)} long. ${hint}`);
+      const length = write.seconds(extentOf(row.timeline).length);
+      svg.setAttribute("aria-label", `Time line of a step of ${row.name}, ${length} long. ${hint}`);
       return [element("h3", {}, `${row.name}${row.timeline.step === null ? "" : `, step ${row.timeline.step}`}`,
         more > 0 ? ` (the first ${mostRanksDrawn} of ${row.timeline.ranks.length} ranks)` : ""), svg];
     }));
     const phases = tintsOf(wanted.flatMap((row) => lanesOf(row.timeline)));
-    legend.replaceChildren(element("ul", { class: "legend", "--c": "var(--ink)" }, Object.entries(phases).map(([phase, tint]) =>
-      element("li", {}, element("span", { class: phase === "wait" ? "swatch wait" : "swatch", "--tint": tint, "aria-hidden": "true" }), plain(phase) || "other"))));
+    const keys = Object.entries(phases).map(([phase, tint]) =>
+      keyOf(phase === "wait" ? "wait" : "", tint, plain(phase) || "other"));
+    legend.replaceChildren(element("ul", { class: "legend", "--c": "var(--ink)" }, keys));
   });
   first.addEventListener("change", redraw);
   second.addEventListener("change", redraw);

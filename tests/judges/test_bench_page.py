@@ -455,7 +455,7 @@ def test_a_plan_has_the_same_plots_and_its_sweep(page_of, measure):
     report, page = page_of("bench_plan.json")
     elements = measure(page)
     assert {"throughput", "memory", "exposed", "sweep", "rows"} <= set(elements["sections"])
-    assert "Recommended: HYBRID_SHARD" in elements["lead"]
+    assert "Recommended is HYBRID_SHARD: fits" in elements["lead"]
     assert len(elements["table"]) == len(report["rows"])
     good = {index: row for index, row in enumerate(report["rows"]) if "predicted" in row}
     numbers = {"Time of a step": lambda row: row["predicted"]["step_s"], "Memory of a rank": lambda row: row["memory"]["total"]}
