@@ -64,7 +64,7 @@ function throughputBars(rows, measure, byValue) {
   return grouped(order, (some) => element("ul", { class: "bars", "data-bars": measure }, some.map((row) => {
     if (!row.good) return barRow(row, fault(row));
     const spread = row[measure];
-    if (!spread) return barRow(row, element("div", { class: "fault" }, "not known"));
+    if (!spread) return barRow(row, element("div", { class: "fault" }, row.reason || "not known"));
     const beside = row.ours.speed !== null ? `Tessera ${write.times(row.ours.speed)}`
       : row.speedup === null || row.world === 1 ? null
       : `${write.times(row.speedup)}${row.efficiency === null ? "" : `, ${write.share(row.efficiency)} of ideal`}`;

@@ -17,14 +17,28 @@ function selectOf(id, label, options, change) {
   return element("label", {}, label, select);
 }
 
+// [{world, text}] of a plan's advice.
+function recommendationsOf(report) {
+  return listOf(report.source.recommendations).filter(isObject).map((one) => {
+    const what = [textOf(one.strategy), ...listOf(one.settings).map(textOf)].join(" ");
+    return { world: numberOf(one.world_size), text: [what, textOf(one.reason)].filter(Boolean).join(": ") };
+  });
+}
+
+function recommendationSection(report) {
+  const all = recommendationsOf(report);
+  if (all.length < 2) return null;
+  return section("recommended", "Recommended", [],
+    facts(all.map(({ world, text }) => [world === null ? "ranks unknown" : ranksText(world), text])));
+}
+
 // What the numbers say, in a sentence or two.
 function summaryOf(report) {
   const good = report.rows.filter((row) => row.good && speedOf(row) > 0);
   const bad = report.rows.length - report.rows.filter((row) => row.good).length;
   const lines = [];
-  const recommended = objectOf(report.source.recommendation);
-  const why = [textOf(recommended.strategy), textOf(recommended.reason)].filter(Boolean).join(": ");
-  if (why) lines.push(`Recommended is ${why}${why.endsWith(".") ? "" : "."}`);
+  const recommended = recommendationsOf(report);
+  if (recommended.length === 1) lines.push(`Recommended is ${recommended[0].text}.`);
   if (good.length > 0) {
     const fastest = good.reduce((best, row) => (speedOf(row) > speedOf(best) ? row : best));
     const { tokens, samples, step } = fastest;
@@ -143,8 +157,8 @@ function drawPage() {
   themeButton();
   const report = readReport();
   const main = document.getElementById("results");
-  main.append(headline(report), ...barSections(report));
   main.append(...[
+    headline(report), recommendationSection(report), ...barSections(report),
     scalingSection(report), sweepSection(report), timelineSection(report.rows), compareSection(report.rows),
     report.rows.length > 0 ? tableSection(report) : null, methodSection(report),
   ].filter(Boolean));

@@ -64,36 +64,51 @@ function timelineOf(value) {
   return some ? { step: numberOf(value.step), ranks } : null;
 }
 
+// What a row was measured or planned with: a bench's object, or a plan's list of "key=value".
+function axesOf(source) {
+  if (isObject(source.axes)) return source.axes;
+  const settings = listOf(source.settings).map(textOf);
+  return Object.fromEntries(settings.map((text) => [text.split("=")[0], text.slice(text.indexOf("=") + 1)]));
+}
+
+// [status, reason] of a planned row.
+function planStatusOf(source) {
+  if (source.refused) return ["refused", textOf(source.refused)];
+  if (source.fits === false) return ["does_not_fit", "needs more memory than a device has"];
+  return ["predicted", textOf(source.untimed)];
+}
+
 function rowOf(source, index, planned) {
   const predicted = objectOf(source.predicted);
   const value = (key) => source[key] ?? predicted[key];
-  const refused = textOf(source.refused);
+  const [status, reason] = planned ? planStatusOf(source) : ["measured", ""];
   const exposed = value("exposed_s");
   const row = {
     index, planned, source,
     name: textOf(source.name), strategy: textOf(source.strategy) || "none", world: numberOf(source.world_size),
     precision: textOf(source.precision), launcher: textOf(source.launcher),
-    peer: isObject(source.peer) ? source.peer : null, axes: objectOf(source.axes ?? source.options),
+    peer: isObject(source.peer) ? source.peer : null, axes: axesOf(source),
     group: numberOf(source.group_size), batch: numberOf(source.batch_size),
-    status: textOf(source.status) || (refused ? "refused" : planned ? "predicted" : "measured"),
-    reason: textOf(source.reason) || refused,
+    status: textOf(source.status) || status, reason: textOf(source.reason) || reason,
     tokens: spreadOf(value("tokens_per_s")), samples: spreadOf(value("samples_per_s")),
     step: spreadOf(value("step_s")),
     speedup: numberOf(value("speedup")), efficiency: numberOf(value("efficiency")),
     memory: memoryOf(source.memory ?? source.bytes),
-    exposed: isObject(exposed) ? numbersOf(exposed) : numberOf(exposed) === null ? {} : { communication: exposed },
+    exposed: isObject(exposed) ? numbersOf(exposed) : numberOf(exposed) === null ? {} : { "all phases": exposed },
     engine: numberOf(value("engine_s_per_unit")), products: numberOf(value("products_share")),
-    mfu: numberOf(value("mfu")), mfuFormula: textOf(source.mfu_formula), moved: listOf(source.bytes_moved),
-    timeline: timelineOf(source.timeline),
+    mfu: numberOf(value("mfu")), mfuFormula: textOf(source.mfu_formula),
+    moved: listOf(source.bytes_moved ?? source.collectives), timeline: timelineOf(source.timeline),
   };
   delete row.exposed.total;
   const ratio = objectOf(source.tessera); // a peer's row: what ours of the same settings has of it
   row.ours = { speed: numberOf(ratio.tokens_per_s), memory: numberOf(ratio.memory) };
-  row.good = ["measured", "predicted", "fits"].includes(row.status);
+  row.good = ["measured", "predicted"].includes(row.status);
   if (!row.good) row.tokens = row.samples = row.step = null; // what did not end well has no figure
   if (!row.name) {
-    row.name = [row.strategy + (row.group ? ` in groups of ${row.group}` : ""),
-      row.world === null ? "" : ranksText(row.world), row.precision].filter(Boolean).join(", ");
+    const settings = Object.entries(row.axes).map(([key, text]) => `${key.split(".").pop()} ${textOf(text)}`);
+    const groups = row.group ? `groups of ${row.group}` : "";
+    const ranks = row.world === null ? "" : ranksText(row.world);
+    row.name = [row.strategy, groups, ranks, row.precision, ...settings].filter(Boolean).join(", ");
   }
   return row;
 }
@@ -120,7 +135,7 @@ function readReport() {
 
 const statusText = {
   failed: "failed", timed_out: "timed out", does_not_fit: "does not fit", refused: "refused", not_run: "not run",
-  measured: "measured", predicted: "predicted", fits: "predicted",
+  measured: "measured", predicted: "predicted",
 };
 const tagOf = (row) => element("span", { class: "tag" }, statusOf(row));
 const statusOf = (row) => (Object.hasOwn(statusText, row.status) ? statusText[row.status] : plain(row.status));
@@ -130,7 +145,7 @@ const kindOrder = ["parameters", "gradients", "optimizer", "communication", "act
 const memoryTotals = ({ memory: { planned, measured, resident } }) =>
   [planned, measured, resident].filter((bytes) => bytes !== null);
 const hasMemory = (row) => memoryTotals(row).length > 0;
-const phaseOrder = ["gather_forward", "gather_backward", "reduce", "all_reduce", "communication", "other"];
+const phaseOrder = ["gather_forward", "gather_backward", "reduce", "all_reduce", "transfer", "other"];
 const tints = [100, 76, 58, 42, 29, 18];
 
 // [name, number, tint] of what is there, in that order and then as it comes.

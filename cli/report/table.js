@@ -50,7 +50,7 @@ function methodSection(report) {
   const count = (value, of) => (numberOf(value) ? `${value.toLocaleString("en-US")} ${of}` : "");
   const list = (...texts) => texts.filter(Boolean).join(", ");
   const cluster = source.cluster;
-  const formula = report.rows.map((row) => row.mfuFormula).find(Boolean);
+  const formula = textOf(source.mfu_formula) || report.rows.map((row) => row.mfuFormula).find(Boolean);
   return section("method", report.planned ? "How this was calculated" : "How this was measured", [], facts([
     ["Command", source.command ? element("code", {}, textOf(source.command)) : ""],
     ["Recipe", textOf(source.recipe)],

@@ -34,9 +34,9 @@ class Chromium:
         self.log = open(os.path.join(self.profile.name, "log"), "w+", encoding="utf-8", errors="replace")
         theirs_in, self.out = os.pipe()
         self.back, theirs_out = os.pipe()
-        command = [find_chromium(), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-                   "--disable-background-networking", "--disable-component-update", "--disable-extensions",
-                   "--hide-scrollbars", "--force-device-scale-factor=1", "--force-color-profile=srgb",
+        command = [find_chromium(), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+                   "--no-first-run", "--disable-background-networking", "--disable-component-update",
+                   "--disable-extensions", "--hide-scrollbars", "--force-color-profile=srgb",
                    f"--user-data-dir={self.profile.name}", "--remote-debugging-pipe", "about:blank"]
         # It reads descriptor 3 and writes descriptor 4.
         self.process = subprocess.Popen(["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "bash", *command],
@@ -72,7 +72,9 @@ class Chromium:
 
     def call(self, method, session=None, **parameters):
         self.number += 1
-        message = {"id": self.number, "method": method, "params": parameters, **({"sessionId": session} if session else {})}
+        message = {"id": self.number, "method": method, "params": parameters}
+        if session:
+            message["sessionId"] = session
         data = json.dumps(message).encode() + b"\0"
         while data:
             data = data[os.write(self.out, data):]
@@ -153,7 +155,8 @@ class Page:
                 continue
             what = event["params"]
             if event["method"] == "Runtime.exceptionThrown":
-                found.append(what["exceptionDetails"].get("exception", {}).get("description") or what["exceptionDetails"]["text"])
+                details = what["exceptionDetails"]
+                found.append(details.get("exception", {}).get("description") or details["text"])
             elif event["method"] == "Runtime.consoleAPICalled" and what["type"] in ("error", "warning", "assert"):
                 found.append(str(what["args"]))
             elif event["method"] == "Log.entryAdded" and what["entry"]["level"] in ("error", "warning"):
