@@ -76,7 +76,7 @@ const write = {
   tokens: (value) => `${digits(value)} tokens/s`,
   samples: (value) => `${digits(value)} samples/s`,
   times: (value) => `${value >= 100 ? digits(value) : value.toFixed(2)}×`,
-  share: (value) => `${digits(value * 100)} %`,
+  share: (value) => (value > 0 && value < 0.0005 ? "under 0.1 %" : `${(value * 100).toFixed(1)} %`),
   change: (value) => `${value < 0 ? "−" : "+"}${digits(Math.abs(value) * 100)} %`,
   number: (value) => digits(value),
   text: (value) => String(value),

@@ -34,7 +34,10 @@ function recommendationSection(report) {
 
 // What the numbers say, in a sentence or two.
 function summaryOf(report) {
-  const good = report.rows.filter((row) => row.good && speedOf(row) > 0);
+  // A plan's worlds are each other's alternatives, not its choices: the largest is spoken of.
+  const world = report.planned ? report.worlds[report.worlds.length - 1] : null;
+  const asked = report.rows.filter((row) => !report.planned || row.world === world);
+  const good = asked.filter((row) => row.good && speedOf(row) > 0);
   const bad = report.rows.length - report.rows.filter((row) => row.good).length;
   const lines = [];
   const recommended = recommendationsOf(report);
@@ -119,8 +122,9 @@ function exposedSection(rows) {
     ...exposedBars(rows), legendOf([...phases], phaseOrder));
 }
 
-// Bars of a plan over many worlds would be a wall: one world at a time then.
+// Bars of many worlds would be a wall, and those of a plan's smallest nothing: one world at a time then.
 const mostBars = 24;
+const mostWorlds = 3;
 
 function barSections(report) {
   const node = element("div", {});
@@ -129,7 +133,7 @@ function barSections(report) {
     const sections = [throughputSection(report, rows), memorySection(report, rows), exposedSection(rows)];
     node.replaceChildren(...sections.filter(Boolean));
   };
-  if (report.rows.length <= mostBars || report.worlds.length < 2) {
+  if (report.worlds.length < 2 || (report.rows.length <= mostBars && report.worlds.length <= mostWorlds)) {
     draw("");
     return [node];
   }

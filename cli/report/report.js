@@ -153,7 +153,7 @@ function partsOf(numbers, order) {
   const others = Object.keys(numbers).filter((name) => !order.includes(name));
   const names = [...order.filter((name) => Object.hasOwn(numbers, name)), ...others];
   return names.map((name) => {
-    const place = order.includes(name) ? order.indexOf(name) : order.length;
+    const place = order.includes(name) ? order.indexOf(name) : names.length - others.length + others.indexOf(name);
     return [name, numbers[name], `${tints[Math.min(place, tints.length - 1)]}%`];
   });
 }

@@ -49,6 +49,7 @@ function methodSection(report) {
   const bytes = (value) => (numberOf(value) === null ? "" : write.bytes(value));
   const count = (value, of) => (numberOf(value) ? `${value.toLocaleString("en-US")} ${of}` : "");
   const list = (...texts) => texts.filter(Boolean).join(", ");
+  const steps = [count(settings.steps, "steps"), count(settings.warmup, "of warm-up")];
   const cluster = source.cluster;
   const formula = textOf(source.mfu_formula) || report.rows.map((row) => row.mfuFormula).find(Boolean);
   return section("method", report.planned ? "How this was calculated" : "How this was measured", [], facts([
@@ -61,8 +62,7 @@ function methodSection(report) {
     ["Matrix products", textOf(machine.matrix_products)],
     ["Cluster", isObject(cluster) ? textOf(cluster.name) || textOf(cluster.file) : textOf(cluster)],
     ["Tessera", textOf(machine.tessera ?? source.tessera)],
-    ["Measured", list(count(settings.steps, "steps"), count(settings.warmup, "of them to warm up"),
-      count(settings.rounds, "rounds in turns"))],
+    ["Measured", list(steps.filter(Boolean).join(" after "), count(settings.rounds, "rounds in turns"))],
     ["Bars", report.planned ? "" : "medians; the lines on them go from the lowest to the highest"],
     ["Time limit of a row", numberOf(settings.time_limit_s) === null ? "" : write.seconds(settings.time_limit_s)],
     ["MFU", formula || ""],
