@@ -162,7 +162,11 @@ function mainFigures(row) {
 // One tip for all rows; Escape puts it away.
 function watchRows(rows) {
   const tip = document.getElementById("tip");
-  const hide = () => { tip.hidden = true; };
+  // Emptied as well: rows name it as their description.
+  const hide = () => {
+    tip.hidden = true;
+    tip.replaceChildren();
+  };
   const show = (item, x, y) => {
     tip.replaceChildren(...tipOf(rows[Number(item.dataset.row)]));
     tip.hidden = false;

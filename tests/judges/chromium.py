@@ -22,7 +22,7 @@ SECONDS = 60  # for the longest answer
 def find_chromium():
     found = os.environ.get("TESSERA_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
-        pytest.skip("no Chromium: scripts/setup installs the package chromium, TESSERA_CHROMIUM names another")
+        pytest.skip("no Chromium: scripts/setup --judges installs it, TESSERA_CHROMIUM names another")
     return found
 
 
