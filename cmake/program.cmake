@@ -4,7 +4,15 @@ find_package(yaml-cpp CONFIG REQUIRED)
 file(GLOB_RECURSE tessera_cli_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cli/*.cpp)
 list(REMOVE_ITEM tessera_cli_sources ${PROJECT_SOURCE_DIR}/cli/main.cpp)
 tessera_together(tessera_cli_sources cli 6)
-add_library(tessera_cli STATIC ${tessera_cli_sources})
+# The page that --html fills, as data of the program.
+file(GLOB tessera_page_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cli/report/*)
+add_custom_command(
+  OUTPUT ${PROJECT_BINARY_DIR}/generated/html_page.cpp
+  COMMAND ${CMAKE_COMMAND} -D SOURCE=${PROJECT_SOURCE_DIR}/cli/report
+          -D DESTINATION=${PROJECT_BINARY_DIR}/generated/html_page.cpp -P ${PROJECT_SOURCE_DIR}/cmake/embed_page.cmake
+  DEPENDS ${tessera_page_sources} ${PROJECT_SOURCE_DIR}/cmake/embed_page.cmake
+  COMMENT "Embedding the page of --html")
+add_library(tessera_cli STATIC ${tessera_cli_sources} ${PROJECT_BINARY_DIR}/generated/html_page.cpp)
 target_link_libraries(tessera_cli PUBLIC tessera CLI11::CLI11 yaml-cpp PRIVATE tessera_settings)
 add_executable(tessera_program ${PROJECT_SOURCE_DIR}/cli/main.cpp)
 set_target_properties(tessera_program PROPERTIES OUTPUT_NAME tessera

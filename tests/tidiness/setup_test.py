@@ -39,6 +39,7 @@ class Setup(unittest.TestCase):
         for name in ("setup", "common.sh"):
             shutil.copy(ROOT / "scripts" / name, self.folder / "scripts")
         (self.folder / "scripts/packages.txt").write_text("# needed\nfirst-package\nsecond-package\n")
+        (self.folder / "scripts/packages-judges.txt").write_text("judges-package\n")
         for tool in TOOLS:
             (self.folder / "bin" / tool).symlink_to(shutil.which(tool))
         self.put("dpkg-query", DPKG_QUERY)
@@ -96,6 +97,11 @@ class Setup(unittest.TestCase):
     def test_dry_run_only_prints(self):
         code, text = self.run_setup("--dry-run", as_root=False, have="first-package")
         self.assertEqual((code, text), (0, "sudo apt-get install -y --no-install-recommends second-package\n"))
+
+    def test_what_only_the_judges_need_is_asked_for(self):
+        code, text = self.run_setup("--judges", "--dry-run", as_root=False)
+        self.assertEqual((code, text), (0, "sudo apt-get install -y --no-install-recommends judges-package\n"))
+        self.assertNotIn("judges-package", self.run_setup("--dry-run", as_root=False)[1].replace(text, ""))
 
     def test_is_quiet_when_nothing_is_missing(self):
         self.assertEqual(self.run_setup(as_root=False, have="package"), (0, ""))
