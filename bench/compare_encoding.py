@@ -20,9 +20,11 @@ import sys
 import tempfile
 
 import numpy
-from compare_pytorch import processor
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "bench/peers"))
+from common import one_thread_environment, processor  # noqa: E402
+
 THEIRS = """
 import sys, time, numpy, torch
 torch.set_num_threads(1)
@@ -53,7 +55,7 @@ def main():
     lines = arguments.sentences.read_text(encoding="utf-8").splitlines()
     if arguments.column:
         lines = [line.split("\t")[arguments.column - 1] for line in lines]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TESSERA_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = {**os.environ, **one_thread_environment()}
     ours, theirs = [], []
     with tempfile.TemporaryDirectory() as folder:
         source, our_file, their_file = (pathlib.Path(folder) / name for name in ("s.txt", "ours.npy", "theirs.npy"))

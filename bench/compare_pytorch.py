@@ -12,13 +12,15 @@ of `tessera` in the same turns; --no-peer leaves PyTorch out, and any Python wil
 import argparse
 import json
 import pathlib
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "bench/peers"))
+from common import processor  # noqa: E402
+
 MODELS = {
     "gpt-10m": {"layers": 6, "heads": 6, "width": 384, "tokens": 256, "vocabulary": 256, "batch-size": 8},
     "gpt2-124m": {"layers": 12, "heads": 12, "width": 768, "tokens": 512, "vocabulary": 50304, "batch-size": 2},
@@ -34,18 +36,6 @@ def recipe_of(model):
         "train": {"lr": 3.0e-4, "lr_schedule": "constant", "weight_decay": 0.1, "max_grad_norm": 1.0},
         "sharding": {"sharding_strategy": "FULL_SHARD"},
     }
-
-
-def processor():
-    for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith(("model name", "flags")):
-            key, value = line.split(":", 1)
-            if key.strip() == "model name":
-                name = value.strip()
-            else:
-                wanted = ("avx512f", "avx512_bf16", "amx_bf16")
-                return f"{name} ({', '.join(flag for flag in wanted if flag in value.split())})"
-    return platform.processor()
 
 
 def run_peer(dtype, arguments):
@@ -81,7 +71,7 @@ def run_tessera(program, dtype, arguments, folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--model", choices=MODELS, default="gpt-10m")

@@ -21,10 +21,14 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "bench/peers"))
+import common  # noqa: E402
+
+common.leave_script_folder()  # it has a sentence_transformers.py of its own
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="a Sentence Transformers folder")
     parser.add_argument("--bench", default=str(ROOT / "build/bench/sentence_encoder_bench"))
     parser.add_argument("--sentences", help="a text file, a sentence a line; default: generated ones")
@@ -50,9 +54,7 @@ def generated_sentences(count, seed=1):
 
 def main():
     arguments = parse_arguments()
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ.update(common.one_thread_environment())
     import torch
     from safetensors.torch import save_file
     from sentence_transformers import SentenceTransformer, __version__
@@ -117,7 +119,7 @@ def main():
             mine = ours(f"{folder}/drawn.safetensors")
             note("ours", "trained_per_second", mine["trained_per_second"])
 
-    result = {"sentence_transformers": __version__, "torch": torch.__version__,
+    result = {"machine": common.processor(), "sentence_transformers": __version__, "torch": torch.__version__,
               "sentences": len(sentences), "tokens_a_sentence": round(tokens / len(sentences), 1),
               "batch_size": arguments.batch_size, "threads": 1, "dtype": "fp32",
               "sentence_transformers_rates": best["theirs"], "tessera_rates": best["ours"],

@@ -16,3 +16,28 @@ foreach(source IN LISTS tessera_benchmarks)
   endif()
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
 endforeach()
+
+# bench/kernels is one program on Google Benchmark, which nothing else needs.
+find_package(benchmark CONFIG QUIET)
+if(NOT benchmark_FOUND)
+  message(STATUS "Google Benchmark (libbenchmark-dev) is missing: without the program kernels_bench")
+  return()
+endif()
+file(GLOB tessera_kernels_bench CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/bench/kernels/*.cpp)
+tessera_together(tessera_kernels_bench kernels_bench 5)
+add_executable(kernels_bench ${tessera_kernels_bench})
+target_link_libraries(kernels_bench PRIVATE tessera_bench_support tessera tessera_settings benchmark::benchmark)
+set_target_properties(kernels_bench PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
+if(TESSERA_TESTS AND NOT TESSERA_SANITIZE)
+  find_package(Python3 REQUIRED COMPONENTS Interpreter)
+  # A word on every row takes a second; running each once, half a minute.
+  foreach(part IN ITEMS "Names;quick" "Runs;longer")
+    list(GET part 0 class)
+    list(GET part 1 label)
+    string(TOLOWER ${class} name)
+    add_test(NAME kernels/benchmark_${name}
+             COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/tests/kernels/benchmark_rows_test.py
+                     $<TARGET_FILE:kernels_bench> ${PROJECT_SOURCE_DIR} ${class})
+    set_tests_properties(kernels/benchmark_${name} PROPERTIES LABELS "kernels;${label}" TIMEOUT 300 PROCESSORS 2)
+  endforeach()
+endif()

@@ -55,6 +55,11 @@ if(TESSERA_PROGRAM)
   endif()
   install(FILES ${PROJECT_SOURCE_DIR}/cli/completion.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions
           RENAME tessera COMPONENT program)
+  # What `tessera bench --peer` calls.
+  set(tessera_peers common data_order deepspeed job language_models pytorch ranks sentence_transformers token_data
+      torch_training)
+  list(TRANSFORM tessera_peers REPLACE "(.+)" "${PROJECT_SOURCE_DIR}/bench/peers/\\1.py")
+  install(FILES ${tessera_peers} DESTINATION ${CMAKE_INSTALL_DATADIR}/tessera/peers COMPONENT program)
   install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/CHANGELOG.md
           DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/tessera COMPONENT program)
 endif()

@@ -12,48 +12,12 @@ import json
 import statistics
 import time
 
+import language_models
 import torch
-from torch import nn
-from torch.nn import functional
 
 SIZES = {"124M": (12, 768, 12), "350M": (24, 1024, 16), "774M": (36, 1280, 20), "1.5B": (48, 1600, 25)}
 VOCABULARY = 50304  # padded to a multiple of 64, as trainers do
 WARM_UP = 2
-
-
-class Block(nn.Module):
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads = heads
-        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.expand, self.contract = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        batch, tokens, width = x.shape
-        query, key, value = (part.view(batch, tokens, self.heads, -1).transpose(1, 2)
-                             for part in self.qkv(self.ln_1(x)).split(width, dim=2))
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.projection(mixed.transpose(1, 2).reshape(batch, tokens, width))
-        return x + self.contract(functional.gelu(self.expand(self.ln_2(x)), approximate="tanh"))
-
-
-class Gpt2(nn.Module):
-    def __init__(self, layers, width, heads, tokens):
-        super().__init__()
-        self.wte, self.wpe = nn.Embedding(VOCABULARY, width), nn.Embedding(tokens, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.ln_f = nn.LayerNorm(width)
-        for parameter in self.parameters():
-            if parameter.dim() == 2:
-                nn.init.normal_(parameter, std=0.02)
-
-    def forward(self, ids, targets):
-        x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1], device=ids.device))
-        for block in self.blocks:
-            x = block(x)
-        logits = functional.linear(self.ln_f(x), self.wte.weight)
-        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def parse_arguments():
@@ -97,7 +61,8 @@ def main():
     layers, width, heads = SIZES[arguments.model]
     torch.manual_seed(1)
     with torch.device("cuda"):
-        model = Gpt2(layers, width, heads, arguments.seq_len)
+        model, _ = language_models.make({"model_type": "gpt2", "n_layer": layers, "n_embd": width, "n_head": heads,
+                                         "vocab_size": VOCABULARY, "n_positions": arguments.seq_len})
     seconds, loss = train(arguments, model)
     step = statistics.median(seconds[WARM_UP:])
     tokens = arguments.batch * arguments.seq_len / step

@@ -7,6 +7,7 @@
 BENCH is the program tokenizers_bench. A line of the text is a text of its own; the package gets all of them in one call
 without offsets (encode_batch_fast), which is its fastest way, on one thread (RAYON_NUM_THREADS=1).
 """
+import argparse
 import importlib.util
 import itertools
 import json
@@ -14,14 +15,11 @@ import os
 import random
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 
 os.environ["RAYON_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-from tokenizers import Tokenizer, __version__  # noqa: E402  (reads the environment)
-
 ROUNDS = 3
 
 
@@ -50,6 +48,8 @@ def make(folder):
 
 
 def package(path, lines, size):
+    from tokenizers import Tokenizer  # reads the environment
+
     begin = time.perf_counter()
     tokenizer = Tokenizer.from_file(path)
     load = time.perf_counter() - begin
@@ -66,16 +66,20 @@ def package(path, lines, size):
 
 
 def main():
-    arguments = sys.argv[1:]
-    if len(arguments) == 2 and arguments[0] == "MAKE":
-        make(arguments[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bench", metavar="BENCH", help="the program tokenizers_bench, or MAKE")
+    parser.add_argument("text", metavar="TEXT", help="a text, or the folder to make")
+    parser.add_argument("tokenizers", metavar="TOKENIZER", nargs="*", help="a tokenizer.json or its folder")
+    parser.add_argument("--json", metavar="FILE", help="write the result here too")
+    arguments = parser.parse_args()
+    bench, text, tokenizers, out = arguments.bench, arguments.text, arguments.tokenizers, arguments.json
+    if bench == "MAKE":
+        make(text)
         return
-    out = None
-    if "--json" in arguments:
-        at = arguments.index("--json")
-        out = arguments[at + 1]
-        del arguments[at:at + 2]
-    bench, text, *tokenizers = arguments
+    if not tokenizers:
+        parser.error("name a TOKENIZER to measure")
+    from tokenizers import __version__
+
     with open(text, "rb") as file:
         data = file.read()
     lines = data.decode().split("\n")

@@ -1,0 +1,93 @@
+// A language model's head and its loss, forward and backward: `tiles` is linear_cross_entropy(),
+// `whole` is cross_entropy(linear()), which keeps the logits.
+#include <algorithm>
+
+#include "bench/bare_products.h"
+#include "bench/kernels/rows.h"
+#include "engine/memory.h"
+#include "engine/ops.h"
+
+namespace tessera::bench {
+namespace {
+
+constexpr std::int64_t head_tokens = 512, head_vocabulary = 16384, head_width = 384;
+
+struct HeadInputs {
+  Tensor x, weight, targets;
+
+  explicit HeadInputs(DType dtype)
+      : x(Tensor::full({head_tokens, head_width}, 0.01, dtype).set_requires_grad(true)),
+        weight(Tensor::full({head_vocabulary, head_width}, 0.02, dtype).set_requires_grad(true)) {
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(head_tokens));
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      ids[i] = static_cast<std::int32_t>(static_cast<std::int64_t>(i) * 31 % head_vocabulary);
+    }
+    targets = Tensor::from(ids, {head_tokens});
+  }
+};
+
+// The logits, and the gradients of both sides.
+std::function<void()> head_products(DType wanted, Memory& memory) {
+  const DType dtype = bare_dtype(wanted);
+  const auto product = [&](std::int64_t m, std::int64_t n, std::int64_t k, bool ta, bool tb) {
+    return bare_product({.a = memory.random(m * k, dtype),
+                         .b = memory.random(k * n, dtype),
+                         .c = memory.random(m * n, dtype),
+                         .m = m,
+                         .n = n,
+                         .k = k,
+                         .lda = ta ? m : k,
+                         .ldb = tb ? k : n,
+                         .ldc = n,
+                         .transpose_a = ta,
+                         .transpose_b = tb,
+                         .dtype = dtype,
+                         .out_dtype = dtype,
+                         .stride_a = m * k,
+                         .stride_b = k * n,
+                         .stride_c = m * n})
+        .run;
+  };
+  const auto logits = product(head_tokens, head_vocabulary, head_width, false, true);
+  const auto data = product(head_tokens, head_width, head_vocabulary, false, false);
+  const auto weight = product(head_vocabulary, head_width, head_tokens, true, false);
+  return [=] { logits(), data(), weight(); };
+}
+
+Work head_work(Memory& memory, DType dtype, bool tiles) {
+  auto& in = memory.keep(HeadInputs(dtype));
+  auto& peak = memory.keep(std::size_t{0});
+  const auto run = [&in, &peak, tiles] {
+    in.x.zero_grad();
+    in.weight.zero_grad();
+    const auto& pool = MemoryPool::current();
+    pool->trim();
+    const std::size_t before = pool->stats().in_use;
+    pool->reset_peak();
+    const Tensor loss = tiles ? linear_cross_entropy(in.x, in.weight, in.targets)
+                              : cross_entropy(linear(in.x, in.weight), in.targets);
+    loss.backward();
+    peak = pool->stats().peak_in_use - before;
+  };
+  const auto size = static_cast<double>(size_of(dtype));
+  return {.run = run,
+          .bytes = 2 * size * (head_vocabulary + head_tokens) * head_width,
+          .flops = 3 * 2.0 * head_tokens * head_vocabulary * head_width,
+          .products = dtype,
+          .onednn = head_products(dtype, memory),
+          .peak_bytes = [&peak] { return static_cast<double>(peak); }};
+}
+
+}  // namespace
+
+void add_head_rows(const WholeOptions& options) {
+  Rows rows("head", options.rounds);
+  for (const DType dtype : {float32, bfloat16}) {
+    for (const bool tiles : {true, false}) {
+      rows.add_long((tiles ? "tiles/" : "whole/") + std::string(name_of(dtype)),
+                    [=](Memory& memory) { return head_work(memory, dtype, tiles); });
+    }
+  }
+}
+
+}  // namespace tessera::bench

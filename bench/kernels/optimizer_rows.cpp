@@ -1,0 +1,149 @@
+// Kernels over flat segments: optimizers, the sum over ranks, and random numbers.
+#include <fmt/format.h>
+
+#include "bench/kernels/rows.h"
+
+namespace tessera::bench {
+namespace {
+
+using namespace tessera::kernels;
+
+constexpr std::int64_t segment = 1 << 22;
+
+double each(double bytes) {
+  return bytes * static_cast<double>(segment);
+}
+
+void* positive(Memory& memory) {
+  void* values = memory.random(segment, float32);
+  cpu::fill({values, segment, float32, 0.5});
+  return values;
+}
+
+}  // namespace
+
+void rows_of_adamw_step(Rows& to) {
+  for (const bool copy : {false, true}) {
+    to.add(copy ? "float32_bfloat16_copy" : "float32", [copy](Memory& memory) {
+      const AdamWStep step{.param = memory.random(segment, float32),
+                           .grad = memory.random(segment, float32),
+                           .m = memory.random(segment, float32),
+                           .v = positive(memory),
+                           .copy = copy ? memory.random(segment, bfloat16) : nullptr,
+                           .n = segment,
+                           .dtype = float32,
+                           .grad_dtype = float32,
+                           .copy_dtype = bfloat16,
+                           .lr = 1e-4,
+                           .beta1 = 0.9,
+                           .beta2 = 0.95,
+                           .eps = 1e-8,
+                           .weight_decay = 0.1,
+                           .correction1 = 0.1,
+                           .correction2 = 0.05,
+                           .grad_scale = 1.0f};
+      return Work{[=] { cpu::adamw_step(step); }, each(copy ? 30 : 28)};
+    });
+  }
+}
+
+void rows_of_sgd_step(Rows& to) {
+  to.add("momentum/float32", [](Memory& memory) {
+    const SgdStep step{.param = memory.random(segment, float32),
+                       .grad = memory.random(segment, float32),
+                       .momentum_buffer = memory.random(segment, float32),
+                       .copy = nullptr,
+                       .n = segment,
+                       .dtype = float32,
+                       .grad_dtype = float32,
+                       .copy_dtype = float32,
+                       .lr = 1e-4,
+                       .momentum = 0.9,
+                       .dampening = 0,
+                       .weight_decay = 0.01,
+                       .nesterov = false,
+                       .first_step = false,
+                       .grad_scale = 1.0f};
+    return Work{[=] { cpu::sgd_step(step); }, each(20)};
+  });
+}
+
+void rows_of_reduce_ranks(Rows& to) {
+  const auto add = [&](int ranks, DType in, bool accumulate) {
+    const std::string name =
+        fmt::format("{}/{}_to_float32{}", ranks, name_of(in), accumulate ? "/accumulate" : "");
+    to.add(name, [=](Memory& memory) {
+      auto& pointers = memory.keep(std::vector<const void*>());
+      for (int rank = 0; rank < ranks; ++rank) pointers.push_back(memory.random(segment, in));
+      const ReduceRanks sum{.in = pointers.data(),
+                            .ranks = ranks,
+                            .group = ranks,
+                            .out = memory.random(segment, float32),
+                            .n = segment,
+                            .in_dtype = in,
+                            .out_dtype = float32,
+                            .accumulate = accumulate};
+      const double in_bytes = ranks * static_cast<double>(size_of(in));
+      return Work{[=] { cpu::reduce_ranks(sum); }, each(in_bytes + (accumulate ? 8 : 4))};
+    });
+  };
+  for (const int ranks : {2, 3, 4, 8}) add(ranks, float32, false);
+  for (const int ranks : {2, 8}) add(ranks, bfloat16, false);
+  add(2, float32, true);
+}
+
+void rows_of_dropout(Rows& to) {
+  for (const DType dtype : {float32, bfloat16}) {
+    to.add(std::string(name_of(dtype)), [dtype](Memory& memory) {
+      const Dropout dropout{.x = memory.random(segment, dtype),
+                            .residual = nullptr,
+                            .out = memory.random(segment, dtype),
+                            .n = segment,
+                            .first = 0,
+                            .dtype = dtype,
+                            .key = {.seed = 1, .stream = 2},
+                            .p = 0.1f};
+      return Work{[=] { cpu::dropout(dropout); }, each(2 * static_cast<double>(size_of(dtype)))};
+    });
+  }
+}
+
+void rows_of_sequence_dropout(Rows& to) {
+  for (const DType dtype : {float32, bfloat16}) {
+    to.add(std::string(name_of(dtype)), [dtype](Memory& memory) {
+      constexpr std::int64_t width = 1024;
+      constexpr std::int64_t rows = segment / width;
+      auto& slots = memory.keep(std::vector<std::int32_t>());
+      for (std::int32_t row = 0; row < rows; ++row) slots.push_back(row * 3);
+      const SequenceDropout dropout{.x = memory.random(segment, dtype),
+                                    .out = memory.random(segment, dtype),
+                                    .slots = slots.data(),
+                                    .rows = rows,
+                                    .dim = width,
+                                    .first = 0,
+                                    .key = {.seed = 1, .stream = 2},
+                                    .p = 0.1f,
+                                    .dtype = dtype};
+      return Work{[=] { cpu::sequence_dropout(dropout); },
+                  each(2 * static_cast<double>(size_of(dtype)))};
+    });
+  }
+}
+
+void rows_of_random_fill(Rows& to) {
+  for (const bool normal : {false, true}) {
+    to.add(normal ? "normal/float32" : "uniform/float32", [normal](Memory& memory) {
+      const RandomFill fill{.out = memory.random(segment, float32),
+                            .n = segment,
+                            .first = 0,
+                            .dtype = float32,
+                            .key = {.seed = 1, .stream = 2},
+                            .distribution = normal ? Distribution::normal : Distribution::uniform,
+                            .a = 0,
+                            .b = 1};
+      return Work{[=] { cpu::random_fill(fill); }, each(4)};
+    });
+  }
+}
+
+}  // namespace tessera::bench

@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""PyTorch as a peer of `tessera bench`: the recipe's GPT-2, Llama, Mistral or Qwen2 on the same weights and batches.
+
+Modes: none (one rank), dp (nn.DataParallel, on GPUs only), ddp, fsdp1 (FULL_SHARD), fsdp1-grad-op (SHARD_GRAD_OP), fsdp2
+(fully_shard), fsdp2-keep (reshard_after_forward=False); over gloo or NCCL, eager or with torch.compile of each layer.
+torch_training.py states PyTorch's recommended settings, which are used.
+"""
+import json
+import os
+import pathlib
+import sys
+
+import common
+import data_order
+import torch_training
+
+common.leave_script_folder()
+SCRIPT = os.path.abspath(__file__)
+LANGUAGE_MODELS = ("gpt2", "llama", "mistral", "qwen2")
+
+
+def config_of(job):
+    """The keys of Hugging Face's config.json: the recipe's, or its pretrained folder's with the recipe's dropout."""
+    own = {key: value for key, value in job.model.items() if value is not None}
+    if job.model.get("pretrained"):
+        path = pathlib.Path(job.model["pretrained"]) / "config.json"
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise common.Refused(f"{path} cannot be read: {error}") from error
+        return config | {key: value for key, value in own.items() if key.endswith(("_pdrop", "_dropout"))}
+    config = dict(own, model_type=own.get("architecture", "gpt2"))
+    config.setdefault("vocab_size", 256)  # of the tokenizer `bytes`
+    config.setdefault("n_positions", own.get("seq_len", 256))
+    scaling = {key.split(".", 1)[1]: value for key, value in own.items() if key.startswith("rope_scaling.")}
+    return dict(config, rope_scaling=scaling) if scaling else config
+
+
+class Pytorch:
+    name = "pytorch"
+    modes = torch_training.MODES
+
+    @staticmethod
+    def version():
+        import torch
+
+        return torch.__version__
+
+    @staticmethod
+    def check(job):
+        if job.train.get("task", "next_token") != "next_token":
+            raise common.Refused("this peer trains language models; sentence_transformers.py has sentence_pairs")
+        common.needs("torch", "name a Python that has it, such as scripts/judges makes")
+        if job.weights:
+            common.needs("safetensors", "it reads the job's weights")
+        kind = config_of(job)["model_type"]
+        if kind not in LANGUAGE_MODELS:
+            raise common.Refused(f"the architecture {kind} is no language model of {', '.join(LANGUAGE_MODELS)}")
+        torch_training.check_modes(job)
+
+    @staticmethod
+    def prepare(job, folder):
+        """Texts are tokenised once, for all ranks."""
+        job.values["token_folder"] = folder
+        if job.data.get("train") is not None:
+            for path in data_order.files_of(job.data["train"]):
+                data_order.TokenFile(path, job.data.get("tokenizer"), job.program, folder)
+        return job
+
+    @staticmethod
+    def model_of(job):
+        """(model, its layers' class, vocabulary), with the job's weights."""
+        language_models = common.sibling("language_models")
+        config = config_of(job)
+        model, layer = language_models.make(config)
+        if job.weights:
+            language_models.load(model, job.weights)
+        return model, layer, config["vocab_size"]
+
+    @classmethod
+    def data_of(cls, job, rank, device, vocabulary):
+        return common.sibling("token_data").TokenData(job, rank, device, job.values["token_folder"], vocabulary)
+
+    @classmethod
+    def build(cls, job, rank, device):
+        model, layer, vocabulary = cls.model_of(job)
+        data = cls.data_of(job, rank, device, vocabulary)
+        return torch_training.Training(model, layer, job, device, data)
+
+
+if __name__ == "__main__":
+    sys.exit(common.main(Pytorch, SCRIPT, __doc__))
