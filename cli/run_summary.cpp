@@ -92,8 +92,8 @@ void RunSummary::end_step(const StepRecord& record) {
   if (record.step <= timeline_step_) timeline_ = record;
   if (record.step < first_) return;
   const auto passes = static_cast<double>(std::max<std::int64_t>(record.unit_passes, 1));
-  const Numbers numbers{record.seconds(), record.busy(), record.schedule_seconds / passes,
-                        record.exposed(), record.exposed_seconds};
+  const Numbers numbers{record.seconds(), record.busy(),           record.schedule_seconds / passes,
+                        record.exposed(), record.exchange_seconds, record.exposed_seconds};
   if (numbers_.size() < most_steps) {
     numbers_.push_back(numbers);
   } else {
@@ -112,6 +112,7 @@ RunSummary::Numbers RunSummary::medians() const {
   result.busy = median([](const Numbers& n) { return n.busy; });
   result.schedule_per_pass = median([](const Numbers& n) { return n.schedule_per_pass; });
   result.exposed = median([](const Numbers& n) { return n.exposed; });
+  result.exchange = median([](const Numbers& n) { return n.exchange; });
   for (std::size_t i = 0; i < result.exposed_by.size(); ++i) {
     result.exposed_by[i] = median([i](const Numbers& n) { return n.exposed_by[i]; });
   }
@@ -164,6 +165,7 @@ std::string RunSummary::json(const TrainingRun& training, const std::vector<Repo
       {"exposed_s", std::move(exposed)},
       {"collectives", std::move(collectives)},
       {"engine_s_per_unit", waited.schedule_per_pass},
+      {"exchange_s", waited.exchange},
       {"slowest_rank", largest(reports, [](const Report& r) { return r.medians.busy; })},
       {"peak_bytes", peaks},
       {"timeline", timeline_json(timeline, training.recorder().units())}};
@@ -189,9 +191,10 @@ std::vector<std::string> RunSummary::lines(const std::vector<Report>& reports) c
       std::replace(name.begin(), name.end(), '_', ' ');
       text += fmt::format("{}{} {}", text.empty() ? ": " : ", ", name, duration_text(seconds));
     }
-    lines.push_back(fmt::format("exposed communication of a step: {} on rank {}, {:.1f} %{}",
-                                duration_text(waited.exposed), rank,
-                                100 * waited.exposed / std::max(waited.step, 1e-12), text));
+    lines.push_back(fmt::format(
+        "exposed communication of a step: {} on rank {}, {:.1f} %{}; small messages {}",
+        duration_text(waited.exposed), rank, 100 * waited.exposed / std::max(waited.step, 1e-12),
+        text, duration_text(waited.exchange)));
     text.clear();
     for (const CollectiveTotal& total : collectives_) {
       text += fmt::format("{}{} {} {} ({} calls)", text.empty() ? "" : ", ", name_of(total.phase),

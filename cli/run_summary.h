@@ -33,7 +33,7 @@ class RunSummary {
  private:
   struct Numbers {
     double step = 0, busy = 0, schedule_per_pass = 0;
-    double exposed = 0;
+    double exposed = 0, exchange = 0;
     std::array<double, exposed_count> exposed_by{};
   };
   // What a rank tells rank 0.

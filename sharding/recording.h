@@ -57,13 +57,17 @@ class Recording {
     Moment begin, end;
     Moment anchor;  // a point and when it was
     std::int64_t unit_passes = 0;
-    bool open = false;  // between begin_step() and end_step()
+    std::int64_t schedule = 0;  // nanoseconds of the processor
+    bool open = false;          // between begin_step() and end_step()
     std::vector<RawSpan> spans;
+    std::size_t spans_of_step = 0;  // of them, up to end_step()
   };
 
-  // Ends the span of the present state and begins the next.
+  // Ends the span of the present state.
   void cut();
+  void begin_state();
   void pump();
+  void keep(RawSpan&& span);
   void anchor();
   void work_up(Taken& taken);
   void resolve(const Taken& taken, RawSpan& raw) const;
@@ -75,9 +79,12 @@ class Recording {
   SpanQueue gather_, reduce_;
   std::vector<State> states_;  // the first is the base
   Moment since_;               // the present state's beginning
+  std::int64_t processor_since_ = 0;
   Moment anchor_;
   Taken current_, before_;
   StepRecord last_;
+  std::vector<Span> all_reduces_;  // of the step that is worked up
+  std::uint64_t lost_ = 0;
 };
 
 // What a side stream's worker does for the scope, in the worker's queue.

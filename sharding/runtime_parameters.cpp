@@ -342,9 +342,11 @@ void Runtime::let_go() noexcept {
 
 void Runtime::invalidate(Unit& unit, bool trainable) {
   TESSERA_REQUIRE(held_ == 0, "parameters cannot change inside an unsharded(model) scope");
-  const ComputeScope own(recorder_.get(), SpanKind::schedule, unit.index());
-  reshard(unit);
   UnitState& state = state_of(unit);
+  // Parameter after parameter, and only the first one of a unit frees it.
+  const bool is_free = state.parameters == ParameterState::sharded;
+  const ComputeScope own(is_free ? nullptr : recorder_.get(), SpanKind::schedule, unit.index());
+  reshard(unit);
   if (const PointHandle uploaded = std::move(state.uploaded)) uploaded->synchronize();
   if (!trainable) state.own_has_frozen = false;
 }

@@ -29,7 +29,7 @@ enum class SpanKind : std::uint8_t {
   optimizer,      // with the norm of the gradients
   data,           // standing still for a batch
   other,          // whatever else the program does
-  schedule,       // the sharding's own decisions
+  schedule,       // the sharding's own decisions, and whom the processor served meanwhile
   wait,           // standing still for a collective: exposed communication
   exchange,       // small messages: norms, what ranks tell each other once a step
   communication,  // a collective on this thread (TESSERA_SERIAL_STREAMS=1)

@@ -1,6 +1,8 @@
 // Taking spans down, and working a step's up.
 #include "sharding/recording.h"
 
+#include <ctime>
+
 #include <algorithm>
 #include <chrono>
 #include <exception>
@@ -16,6 +18,9 @@ namespace {
 // the nesting of scopes.
 constexpr std::size_t queued_spans = 2048;
 constexpr std::size_t nested_scopes = 64;
+// Of a step, and of what comes between it and the next: 64 bytes each.
+constexpr std::size_t most_spans = std::size_t{1} << 20;
+constexpr std::size_t most_spans_behind = std::size_t{1} << 14;
 // The GPU's clock and the host's part by some tens of microseconds in a second.
 constexpr std::int64_t anchored_nanoseconds = 1'000'000'000;
 
@@ -23,6 +28,14 @@ std::int64_t host_now() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::steady_clock::now().time_since_epoch())
       .count();
+}
+
+// What this thread took of a processor. A side stream that was woken may take the core at once:
+// that time is no work of the schedule's.
+std::int64_t thread_processor_time() {
+  timespec time{};
+  TESSERA_SYSTEM(::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time));
+  return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
 bool is_collective(SpanKind kind) {
@@ -74,7 +87,7 @@ void Recording::begin_step(std::int64_t step) {
   pump();
   current_.spans.clear();
   current_.step = step;
-  current_.unit_passes = 0;
+  current_.unit_passes = current_.schedule = 0;
   current_.open = true;
   current_.anchor = anchor_;
   current_.begin = since_ = now();
@@ -86,13 +99,14 @@ void Recording::end_step() {
   TESSERA_REQUIRE(current_.open, "end_step() outside of a step");
   cut();
   current_.end = since_;
+  pump();
   current_.open = false;
+  current_.spans_of_step = current_.spans.size();
   states_.front() = {};
   if (device_.type == DeviceType::cuda) {
     if (before_.step != 0) work_up(before_);
     before_.step = 0;
   } else {
-    pump();
     work_up(current_);
   }
 }
@@ -107,10 +121,19 @@ void Recording::complete() {
 }
 
 void Recording::add(const Span& span) {
-  if (records()) current_.spans.push_back({span, nullptr, nullptr});
+  if (records()) keep({span, nullptr, nullptr});
 }
 
-// Ends the span of the present state and begins the next.
+// An evaluation may take any time.
+void Recording::keep(RawSpan&& span) {
+  const std::size_t most = current_.open ? most_spans : current_.spans_of_step + most_spans_behind;
+  if (current_.spans.size() < most) {
+    current_.spans.push_back(std::move(span));
+  } else {
+    ++lost_;
+  }
+}
+
 void Recording::cut() {
   if (!records()) return;
   Moment moment = now();
@@ -119,20 +142,32 @@ void Recording::cut() {
     Span span{state.kind, Lane::compute, comm::Phase::other, state.exposed, state.unit};
     span.begin = since_.host;
     span.end = moment.host;
-    current_.spans.push_back({span, std::move(since_.point), moment.point});
+    keep({span, std::move(since_.point), moment.point});
   }
   since_ = std::move(moment);
+  if (state.kind == SpanKind::schedule && current_.open) {
+    const std::int64_t now = thread_processor_time();
+    current_.schedule += now - processor_since_;
+    processor_since_ = now;
+  }
   if (gather_.is_filling() || reduce_.is_filling()) pump();
+}
+
+void Recording::begin_state() {
+  if (states_.back().kind == SpanKind::schedule && current_.open)
+    processor_since_ = thread_processor_time();
 }
 
 void Recording::enter(const State& state) {
   cut();
   states_.push_back(state);
+  begin_state();
 }
 
 void Recording::leave() {
   cut();
   states_.pop_back();
+  begin_state();
 }
 
 void Recording::open(const State& state) {
@@ -170,7 +205,7 @@ void Recording::set_base(SpanKind kind) {
 }
 
 void Recording::pump() {
-  const auto take = [this](RawSpan&& span) { current_.spans.push_back(std::move(span)); };
+  const auto take = [this](RawSpan&& span) { keep(std::move(span)); };
   gather_.drain(take);
   reduce_.drain(take);
 }
@@ -197,15 +232,14 @@ void Recording::work_up(Taken& taken) {
   last_.begin = whole.span.begin;
   last_.end = whole.span.end;
   last_.exposed_seconds.fill(0);
-  last_.schedule_seconds = last_.exchange_seconds = last_.data_seconds = 0;
+  last_.schedule_seconds = static_cast<double>(taken.schedule) * 1e-9;
+  last_.exchange_seconds = last_.data_seconds = 0;
   last_.unit_passes = taken.unit_passes;
   last_.collectives.clear();
   last_.spans.clear();
-  last_.lost = gather_.lost() + reduce_.lost();
+  last_.lost = gather_.lost() + reduce_.lost() + lost_;
   for (RawSpan& raw : taken.spans) {
     const bool in_step = raw.span.begin < taken.end.host;
-    if (in_step && raw.span.kind == SpanKind::schedule)
-      last_.schedule_seconds += raw.span.seconds();
     resolve(taken, raw);
     if (in_step) add_to_sums(raw.span);
     last_.spans.push_back(raw.span);
@@ -230,22 +264,27 @@ void Recording::add_to_sums(const Span& span) {
 }
 
 // HYBRID_* waits for both of its reductions at once: what of a wait lies within an all-reduce is
-// that one's.
+// that one's. Both are in the order of time.
 void Recording::divide_reduction_waits() {
-  const auto scatters = [](const Span& span) { return span.kind == SpanKind::reduce_scatter; };
-  if (std::none_of(last_.spans.begin(), last_.spans.end(), scatters)) return;
+  all_reduces_.clear();
+  bool scatters = false;
+  for (const Span& span : last_.spans) {
+    scatters = scatters || span.kind == SpanKind::reduce_scatter;
+    if (span.kind == SpanKind::all_reduce) all_reduces_.push_back(span);
+  }
+  if (!scatters || all_reduces_.empty()) return;
   double& reduce = last_.exposed_seconds[static_cast<std::size_t>(Exposed::reduce)];
   double& all_reduce = last_.exposed_seconds[static_cast<std::size_t>(Exposed::all_reduce)];
+  std::size_t first = 0;
   for (const Span& wait : last_.spans) {
     if (wait.kind != SpanKind::wait || wait.exposed != Exposed::reduce) continue;
-    if (wait.begin >= last_.end) continue;
-    for (const Span& span : last_.spans) {
-      if (span.kind != SpanKind::all_reduce) continue;
-      const std::int64_t common = std::min(wait.end, span.end) - std::max(wait.begin, span.begin);
-      if (common <= 0) continue;
-      const double seconds = static_cast<double>(common) * 1e-9;
-      reduce -= seconds;
-      all_reduce += seconds;
+    if (wait.begin >= last_.end) break;
+    while (first < all_reduces_.size() && all_reduces_[first].end <= wait.begin) ++first;
+    for (std::size_t i = first; i < all_reduces_.size() && all_reduces_[i].begin < wait.end; ++i) {
+      const std::int64_t common =
+          std::min(wait.end, all_reduces_[i].end) - std::max(wait.begin, all_reduces_[i].begin);
+      reduce -= static_cast<double>(common) * 1e-9;
+      all_reduce += static_cast<double>(common) * 1e-9;
     }
   }
 }

@@ -8,8 +8,8 @@
 //   const ts::StepRecord& step = recorder->last();
 //
 // A span takes a look at the clock at its beginning and its end; memory for spans is made by the
-// first steps. On a GPU a span is what lies between two events of its queue, while `schedule` is
-// the host's time as everywhere. Recording changes no collective and no bit.
+// first steps. On a GPU a span is what lies between two events of its queue. Recording changes no
+// collective and no bit.
 //
 // The rank's thread makes all calls; side streams hand in theirs through queues.
 #pragma once
@@ -42,7 +42,7 @@ struct StepRecord {
   std::int64_t begin = 0;  // nanoseconds of CLOCK_MONOTONIC
   std::int64_t end = 0;
   std::array<double, exposed_count> exposed_seconds{};  // by Exposed
-  double schedule_seconds = 0;  // the host's, without waits, collectives and kernels
+  double schedule_seconds = 0;  // of a processor, without waits, collectives and kernels
   double exchange_seconds = 0;
   double data_seconds = 0;
   std::int64_t unit_passes = 0;  // forwards and backwards of units, which the schedule served

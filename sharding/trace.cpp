@@ -117,28 +117,38 @@ int thread_of(Lane lane) {
   return 1 + static_cast<int>(lane);
 }
 
-// How long the compute lane stood still for a collective: the waits that ended with it, or within
-// it. A wait is the newest collective's of its unit that began before its end.
+// How long the compute lane stood still for each collective: a wait is that of the newest one, of
+// its unit or, of reductions, of all, that began before the wait's end. Spans of a lane are in the
+// order of time.
 class WaitsOfCollectives {
  public:
-  explicit WaitsOfCollectives(const StepRecord& record) : waited_(record.spans.size()) {
+  WaitsOfCollectives(const StepRecord& record, std::size_t units) : waited_(record.spans.size()) {
+    std::vector<std::size_t> lanes[2];  // gathers, reductions
+    for (std::size_t i = 0; i < record.spans.size(); ++i) {
+      if (record.spans[i].lane == Lane::gather) lanes[0].push_back(i);
+      if (record.spans[i].lane == Lane::reduce) lanes[1].push_back(i);
+    }
+    std::vector<std::size_t> newest_of_unit(units, none);
+    std::size_t newest_reduction = none, next[2] = {0, 0};
     for (const Span& wait : record.spans) {
       if (wait.kind != SpanKind::wait) continue;
-      const bool gather =
-          wait.exposed == Exposed::gather_forward || wait.exposed == Exposed::gather_backward;
-      std::size_t newest = record.spans.size();
-      for (std::size_t i = 0; i < record.spans.size(); ++i) {
-        const Span& span = record.spans[i];
-        if (span.lane != (gather ? Lane::gather : Lane::reduce) || span.begin >= wait.end) continue;
-        if (gather && span.unit != wait.unit) continue;
-        if (newest == record.spans.size() || span.begin >= record.spans[newest].begin) newest = i;
+      const bool reduces = wait.exposed == Exposed::reduce || wait.exposed == Exposed::all_reduce;
+      const std::vector<std::size_t>& lane = lanes[reduces];
+      std::size_t& at = next[reduces];
+      for (; at < lane.size() && record.spans[lane[at]].begin < wait.end; ++at) {
+        newest_reduction = reduces ? lane[at] : newest_reduction;
+        if (!reduces)
+          newest_of_unit.at(static_cast<std::size_t>(record.spans[lane[at]].unit)) = lane[at];
       }
-      if (newest < record.spans.size()) waited_[newest] += wait.end - wait.begin;
+      const std::size_t newest =
+          reduces ? newest_reduction : newest_of_unit.at(static_cast<std::size_t>(wait.unit));
+      if (newest != none) waited_[newest] += wait.end - wait.begin;
     }
   }
   [[nodiscard]] std::int64_t of(std::size_t span) const { return waited_[span]; }
 
  private:
+  static constexpr std::size_t none = static_cast<std::size_t>(-1);
   std::vector<std::int64_t> waited_;
 };
 
@@ -222,7 +232,7 @@ std::string trace_events(const std::vector<StepRecord>& ranks,
         R"(,"args":{{"step":{},"exposed_us":{:.3f},"schedule_us":{:.3f},"lost_spans":{}}}}})",
         record.step, record.exposed() * 1e6, record.schedule_seconds * 1e6, record.lost);
     text += "\n";
-    const WaitsOfCollectives waits(record);
+    const WaitsOfCollectives waits(record, units.size());
     for (std::size_t i = 0; i < record.spans.size(); ++i) {
       text += ',';
       text += event_of(record.spans[i], waits.of(i), record, rank, units);

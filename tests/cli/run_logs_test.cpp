@@ -14,7 +14,6 @@ namespace tessera::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
 using testing::Ended;
 using testing::metrics_in;
 using testing::read_text;
@@ -39,18 +38,19 @@ void expect_same_time(double seconds, double expected) {
   EXPECT_NEAR(seconds, expected, std::max(0.02 * expected, 1e-3));
 }
 
-std::vector<json> events_of(const json& trace, const std::string& category) {
-  std::vector<json> events;
-  for (const json& event : trace.at("traceEvents")) {
+std::vector<nlohmann::json> events_of(const nlohmann::json& trace, const std::string& category) {
+  std::vector<nlohmann::json> events;
+  for (const nlohmann::json& event : trace.at("traceEvents")) {
     if (event.value("cat", "") == category) events.push_back(event);
   }
   return events;
 }
 
 // Of one rank and step, in a lane.
-std::vector<json> events_of(const json& trace, int rank, int lane, std::int64_t step) {
-  std::vector<json> events;
-  for (const json& event : trace.at("traceEvents")) {
+std::vector<nlohmann::json> events_of(const nlohmann::json& trace, int rank, int lane,
+                                      std::int64_t step) {
+  std::vector<nlohmann::json> events;
+  for (const nlohmann::json& event : trace.at("traceEvents")) {
     if (event["ph"] == "X" && event["pid"] == rank && event["tid"] == lane &&
         event["args"]["step"] == step) {
       events.push_back(event);
@@ -62,8 +62,8 @@ std::vector<json> events_of(const json& trace, int rank, int lane, std::int64_t 
 TEST(RunSummaryFile, SaysWhatAStepSpentItsTimeOn) {
   const TrainingFolder folder;
   const Ended ended = train(2, folder.small() + all_logs(folder) + Settings{{"train.steps", "8"}});
-  const json summary = json::parse(read_text(folder.path("summary.json")));
-  const std::vector<json> steps = metrics_in(folder.path("m.jsonl"));
+  const nlohmann::json summary = nlohmann::json::parse(read_text(folder.path("summary.json")));
+  const std::vector<nlohmann::json> steps = metrics_in(folder.path("m.jsonl"));
   EXPECT_EQ(summary["format"], "tessera-run-summary");
   EXPECT_EQ(summary["version"], 1);
   EXPECT_EQ(summary["world_size"], 2);
@@ -83,7 +83,7 @@ TEST(RunSummaryFile, SaysWhatAStepSpentItsTimeOn) {
   EXPECT_LT(summary["engine_s_per_unit"].get<double>(), step_s);
   std::int64_t bytes = 0;
   std::set<std::string> collectives;
-  for (const json& collective : summary["collectives"]) {
+  for (const nlohmann::json& collective : summary["collectives"]) {
     bytes += collective["bytes"].get<std::int64_t>();
     collectives.insert(collective["phase"].get<std::string>() + " " +
                        collective["collective"].get<std::string>());
@@ -101,17 +101,17 @@ TEST(RunSummaryFile, SaysWhatAStepSpentItsTimeOn) {
 TEST(RunSummaryFile, TheLanesOfItsTimelineAddUpToTheStep) {
   const TrainingFolder folder;
   train(2, folder.small() + all_logs(folder) + Settings{{"train.steps", "8"}});
-  const json summary = json::parse(read_text(folder.path("summary.json")));
-  const json& timeline = summary["timeline"];
+  const nlohmann::json summary = nlohmann::json::parse(read_text(folder.path("summary.json")));
+  const nlohmann::json& timeline = summary["timeline"];
   const std::int64_t step = timeline["step"];
   EXPECT_EQ(step, 6);  // in the middle of those after the first three
   ASSERT_EQ(timeline["ranks"].size(), 2u);
-  for (const json& rank : timeline["ranks"]) {
+  for (const nlohmann::json& rank : timeline["ranks"]) {
     std::set<std::string> lanes;
-    for (const json& lane : rank["lanes"]) {
+    for (const nlohmann::json& lane : rank["lanes"]) {
       lanes.insert(lane["name"]);
       double sum = 0, at = 0;
-      for (const json& span : lane["spans"]) {
+      for (const nlohmann::json& span : lane["spans"]) {
         EXPECT_GE(span["start_s"].get<double>(), at - 1e-9) << lane["name"];
         at = span["end_s"];
         sum += at - span["start_s"].get<double>();
@@ -132,7 +132,7 @@ TEST(RunSummaryFile, IsRightForShortRuns) {
   const Settings settings =
       folder.small() + saving(folder) + Settings{{"log.summary", folder.path("summary.json")}};
   const Ended ended = train(1, settings + Settings{{"train.steps", "2"}});
-  const json summary = json::parse(read_text(folder.path("summary.json")));
+  const nlohmann::json summary = nlohmann::json::parse(read_text(folder.path("summary.json")));
   EXPECT_EQ(summary["steps"], 2);
   EXPECT_EQ(summary["world_size"], 1);
   EXPECT_TRUE(summary["collectives"].empty());
@@ -146,11 +146,11 @@ TEST(TraceFile, FollowsTheTraceEventFormat) {
   const TrainingFolder folder;
   train(3, folder.small() + all_logs(folder) + saving(folder) +
                Settings{{"train.steps", "8"}, {"log.trace_steps", "[4, 6]"}});
-  const json trace = json::parse(read_text(folder.path("trace.json")));
+  const nlohmann::json trace = nlohmann::json::parse(read_text(folder.path("trace.json")));
   EXPECT_EQ(trace["displayTimeUnit"], "ms");
   std::set<std::pair<int, std::string>> processes;
   std::map<std::pair<int, int>, std::string> threads;
-  for (const json& event : trace["traceEvents"]) {
+  for (const nlohmann::json& event : trace["traceEvents"]) {
     ASSERT_TRUE(event.at("name").is_string());
     ASSERT_TRUE(event.at("pid").is_number_integer());
     ASSERT_TRUE(event.at("tid").is_number_integer());
@@ -175,7 +175,7 @@ TEST(TraceFile, FollowsTheTraceEventFormat) {
   EXPECT_EQ((threads[{2, 3}]), "reduce");
   EXPECT_EQ(events_of(trace, "step").size(), 9u);
   EXPECT_EQ(events_of(trace, "save").size(), 6u);  // after steps 4 and 6
-  for (const json& event : events_of(trace, "all_gather")) {
+  for (const nlohmann::json& event : events_of(trace, "all_gather")) {
     EXPECT_GT(event["args"]["bytes"], 0);
     EXPECT_TRUE(event["args"]["waited_us"].is_number());
     EXPECT_TRUE(event["name"] == "(root)" ||
@@ -190,25 +190,25 @@ TEST(TraceFile, LanesAddUpToWhatTheMetricsSay) {
   const TrainingFolder folder;
   train(2, folder.small() + all_logs(folder) +
                Settings{{"train.steps", "7"}, {"log.trace_steps", "[4, 7]"}});
-  const json trace = json::parse(read_text(folder.path("trace.json")));
-  const std::vector<json> metrics = metrics_in(folder.path("m.jsonl"));
-  for (const json& step : events_of(trace, "step")) {
+  const nlohmann::json trace = nlohmann::json::parse(read_text(folder.path("trace.json")));
+  const std::vector<nlohmann::json> metrics = metrics_in(folder.path("m.jsonl"));
+  for (const nlohmann::json& step : events_of(trace, "step")) {
     const std::int64_t number = step["args"]["step"];
     const double begin = step["ts"], end = begin + step["dur"].get<double>();
     double busy = 0, waits = 0, waited = 0;
-    for (const json& event : events_of(trace, step["pid"], 1, number)) {
+    for (const nlohmann::json& event : events_of(trace, step["pid"], 1, number)) {
       if (event["ts"].get<double>() >= end - 1e-2) continue;  // after the step
       (event["cat"] == "wait" ? waits : busy) += event["dur"].get<double>();
     }
     expect_same_time((busy + waits) * 1e-6, (end - begin) * 1e-6);
     std::int64_t bytes = 0;
     for (const int lane : {2, 3}) {
-      for (const json& event : events_of(trace, step["pid"], lane, number)) {
+      for (const nlohmann::json& event : events_of(trace, step["pid"], lane, number)) {
         bytes += event["args"]["bytes"].get<std::int64_t>();
         waited += event["args"]["waited_us"].get<double>();
       }
     }
-    const json& said = metrics.at(static_cast<std::size_t>(number - 1));
+    const nlohmann::json& said = metrics.at(static_cast<std::size_t>(number - 1));
     EXPECT_EQ(bytes, said["comm_bytes"]);
     EXPECT_NEAR(waited, waits, 0.02 * waits + 1);
     if (step["pid"] != 0) continue;
@@ -223,7 +223,8 @@ TEST(TraceFile, HasTheFirstStepsThatAreLikeAllOthers) {
     train(1, folder.small() +
                  Settings{{"train.steps", steps}, {"log.trace", folder.path("trace.json")}});
     std::vector<int> numbers;
-    for (const json& step : events_of(json::parse(read_text(folder.path("trace.json"))), "step")) {
+    for (const nlohmann::json& step :
+         events_of(nlohmann::json::parse(read_text(folder.path("trace.json"))), "step")) {
       numbers.push_back(step["args"]["step"]);
     }
     return numbers;
@@ -280,10 +281,10 @@ TEST(RunLogFiles, AResumedRunGoesOnWithThem) {
             rows.substr(0, rows.find("\n3,")));
   EXPECT_EQ(steps_of_events(folder.path("tb/events.out.tfevents.tessera")),
             (std::vector<std::int64_t>{0, 1, 2, 2, 3, 4, 4, 5, 5}));
-  const json trace = json::parse(read_text(folder.path("trace.json")));
+  const nlohmann::json trace = nlohmann::json::parse(read_text(folder.path("trace.json")));
   std::multiset<std::pair<int, int>> steps;
   double before = 0;
-  for (const json& step : events_of(trace, "step")) {
+  for (const nlohmann::json& step : events_of(trace, "step")) {
     steps.emplace(step["pid"], step["args"]["step"]);
     if (step["pid"] != 0) continue;
     EXPECT_GT(step["ts"].get<double>(), before);
@@ -297,7 +298,8 @@ TEST(RunLogFiles, AResumedRunGoesOnWithThem) {
   EXPECT_EQ(steps_of_rows(folder.path("m.csv")), (std::vector<std::int64_t>{1, 2, 2}));
   EXPECT_EQ(steps_of_events(folder.path("tb/events.out.tfevents.tessera")),
             (std::vector<std::int64_t>{0, 1, 2, 2}));
-  EXPECT_EQ(events_of(json::parse(read_text(folder.path("trace.json"))), "step").size(), 1u);
+  EXPECT_EQ(events_of(nlohmann::json::parse(read_text(folder.path("trace.json"))), "step").size(),
+            1u);
 }
 
 TEST(RunLogFiles, ChangeNoBitOfARun) {
@@ -317,11 +319,11 @@ TEST(RunLogFiles, ChangeNoBitOfARun) {
 TEST(RunLogFiles, HaveTheNumbersOfTheMetrics) {
   const TrainingFolder folder;
   train(1, folder.small() + all_logs(folder));
-  const std::vector<json> steps = metrics_in(folder.path("m.jsonl"));
+  const std::vector<nlohmann::json> steps = metrics_in(folder.path("m.jsonl"));
   std::istringstream stream(read_text(folder.path("m.csv")));
   std::string names, row;
   std::getline(stream, names);
-  for (const json& step : steps) {
+  for (const nlohmann::json& step : steps) {
     ASSERT_TRUE(std::getline(stream, row));
     std::istringstream name_stream(names), row_stream(row);
     std::string name, value;

@@ -308,6 +308,19 @@ TEST(StepRecorder, LaterStepsTakeNoMoreMemoryForSpans) {
            });
 }
 
+// A long evaluation, say.
+TEST(StepRecorder, WhatComesAfterAStepIsBounded) {
+  StepRecorder recorder({"", "block"}, Device::cpu());
+  recorder.begin_step(1);
+  recorder.end_step();
+  constexpr int many = 100'000;
+  for (int i = 0; i < many; ++i) recorder.add({SpanKind::save, Lane::save});
+  recorder.complete();
+  EXPECT_LT(recorder.last().spans.size(), 20'000u);
+  EXPECT_EQ(recorder.last().spans.size() - 1 + recorder.last().lost,
+            static_cast<std::size_t>(many) + 1);
+}
+
 TEST(SpanQueue, FullQueuesLoseAndCount) {
   SpanQueue queue(4);
   for (int i = 0; i < 6; ++i) {
