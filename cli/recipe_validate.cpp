@@ -149,13 +149,6 @@ void validate_offload(const Recipe& recipe) {
 
 void validate_log(const Recipe& recipe) {
   const LogRecipe& log = recipe.log;
-  const auto names_something = [&](const std::optional<std::string>& path, const std::string& key) {
-    check(!path || !path->empty(), recipe, key, "is empty");
-  };
-  names_something(log.csv, "log.csv");
-  names_something(log.tensorboard, "log.tensorboard");
-  names_something(log.summary, "log.summary");
-  names_something(log.trace, "log.trace");
   if (!log.trace_steps) return;
   const auto [first, last] = *log.trace_steps;
   check(log.trace.has_value(), recipe, "log.trace_steps", "needs log.trace, the file for them");

@@ -121,7 +121,7 @@ TEST(BadInput, RecipesThatCannotBeRead) {
       {data + "modle: {n_layer: 2}\n", ":2: unknown key modle; did you mean model?"},
       {data + "train: {steps: [1,\n", "r.yaml:"},
       {data + "train: {steps: -1}\n", ":2: train.steps"},
-      {data + "log: {csv: ''}\n", ":2: log.csv is empty"},
+      {data + "log: {csv: ''}\n", ":2: log.csv must be a text"},
       {data + "log: {trace: t.json, trace_steps: [1, 2, 3]}\n", "a list of two whole numbers"},
       {data + data, ":2: "},
       {"- a\n- b\n", "must be groups of keys"},

@@ -98,6 +98,16 @@ TEST(RunSummaryFile, SaysWhatAStepSpentItsTimeOn) {
   }
 }
 
+// What a recorder takes is none of what a plan counts.
+TEST(RunSummaryFile, MemoryIsAsPlanned) {
+  const TrainingFolder folder;
+  for (const int ranks : {1, 2}) {
+    const Ended ended = train(ranks, folder.small() + all_logs(folder) +
+                                         Settings{{"log.memory", folder.path("memory.json")}});
+    EXPECT_EQ(ended.err.find("warning"), std::string::npos) << ended.err;
+  }
+}
+
 TEST(RunSummaryFile, TheLanesOfItsTimelineAddUpToTheStep) {
   const TrainingFolder folder;
   train(2, folder.small() + all_logs(folder) + Settings{{"train.steps", "8"}});
