@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "cli/log_file.h"
+
 namespace tessera::cli {
 
 struct StepMetrics {
@@ -31,30 +33,23 @@ struct StepMetrics {
 // those that JSON cannot say (NaN, infinities) are null.
 std::string to_json_line(const StepMetrics& metrics);
 
-// Appends a line a step and hands it to the system at once, so that a reader, or a crash, finds all
-// steps that ended.
 class MetricsWriter {
  public:
   // `resume_step` is the last step that the run has behind it: lines of later steps, written before
   // an interruption and now to be computed again, are removed, and so is everything when it is 0.
-  // Creates the folder. Throws Error(configuration) when the file cannot be written, or holds
-  // something else than metrics.
+  // Throws Error(configuration) when the file cannot be written, or holds something else than
+  // metrics.
   MetricsWriter(const std::filesystem::path& path, std::int64_t resume_step);
-  ~MetricsWriter();
-  MetricsWriter(const MetricsWriter&) = delete;
-  MetricsWriter& operator=(const MetricsWriter&) = delete;
 
-  // Throws Error(runtime) when the file system refuses (a full disk).
+  void begin() { file_.begin(); }  // cli/log_file.h
+  // Both throw Error(runtime) when the file system refuses (a full disk).
   void write(const StepMetrics& metrics);
   // {"step": 50, "valid_loss": 1.25}: a line of its own behind the step's.
   void write_evaluation(std::int64_t step,
                         const std::vector<std::pair<std::string, double>>& numbers);
 
  private:
-  void append(const std::string& line, std::int64_t step);
-
-  std::filesystem::path path_;
-  int file_ = -1;
+  LogFile file_;
 };
 
 // The peak resident memory of this process so far.

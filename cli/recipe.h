@@ -144,6 +144,11 @@ struct CheckpointRecipe {
 struct LogRecipe {
   std::optional<std::string> jsonl;
   std::optional<std::string> memory;  // what was planned and what was measured
+  std::optional<std::string> summary;
+  std::optional<std::string> trace;
+  std::optional<std::array<std::int64_t, 2>> trace_steps;  // first and last
+  std::optional<std::string> tensorboard;                  // a folder
+  std::optional<std::string> csv;
   std::int64_t every = 10;
 };
 

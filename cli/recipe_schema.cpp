@@ -32,6 +32,7 @@ constexpr std::string_view type_name() {
   if constexpr (std::is_same_v<T, std::string>) return "text";
   if constexpr (std::is_same_v<T, std::vector<std::string>>) return "list of names";
   if constexpr (std::is_same_v<T, std::array<double, 2>>) return "two numbers";
+  if constexpr (std::is_same_v<T, std::array<std::int64_t, 2>>) return "two whole numbers";
 }
 
 template <class T>
@@ -51,9 +52,14 @@ T read_value(const YamlNode& node, const std::string& name, const Range& range) 
   } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
     return read_texts(node, name);
   } else {
-    const std::array<double, 2> values = read_pair(node, name);
+    T values;
+    if constexpr (std::is_same_v<T, std::array<double, 2>>) {
+      values = read_pair(node, name);
+    } else {
+      values = read_whole_pair(node, name);
+    }
     for (std::size_t i = 0; i < values.size(); ++i) {
-      check_range(node.items[i], name, range, values[i]);
+      check_range(node.items[i], name, range, static_cast<double>(values[i]));
     }
     return values;
   }
@@ -515,8 +521,23 @@ std::vector<RecipeKey> log_keys() {
                      "as planned and as measured, in JSON.")),
       key(TESSERA_KEY(log, every), "Steps between progress lines where there is no terminal.",
           at_least(1)),
-      unavailable("log.tensorboard", "A folder for TensorBoard."),
-      unavailable("log.trace", "A file for a trace of the run."),
+      default_is("none",
+                 key(TESSERA_KEY(log, csv),
+                     "A table with a row a step and one for each number of an evaluation.")),
+      default_is("none", key(TESSERA_KEY(log, tensorboard),
+                             "A folder that gets an event file with the same numbers.")),
+      default_is(
+          "none",
+          key(TESSERA_KEY(log, summary),
+              "A file that gets, at the end, what a step spent its time on, in JSON; its main "
+              "numbers are printed.")),
+      default_is("none",
+                 key(TESSERA_KEY(log, trace),
+                     "A file for a trace of some steps, with all ranks, that Perfetto opens; the "
+                     "summary is printed as well.")),
+      default_is("the fourth to the sixth of the run, or its last ones",
+                 key(TESSERA_KEY(log, trace_steps), "The first and the last step that are traced.",
+                     at_least(1))),
   };
 }
 

@@ -147,6 +147,17 @@ void validate_offload(const Recipe& recipe) {
   check(!offload.folder || !offload.folder->empty(), recipe, "sharding.offload.folder", "is empty");
 }
 
+void validate_log(const Recipe& recipe) {
+  const LogRecipe& log = recipe.log;
+  if (!log.trace_steps) return;
+  const auto [first, last] = *log.trace_steps;
+  check(log.trace.has_value(), recipe, "log.trace_steps", "needs log.trace, the file for them");
+  check(first <= last, recipe, "log.trace_steps", "is the first and the last step, got [{}, {}]",
+        first, last);
+  check(last <= recipe.train.steps, recipe, "log.trace_steps",
+        "[{}, {}] goes beyond the {} steps of train.steps", first, last, recipe.train.steps);
+}
+
 }  // namespace
 
 OffloadOptions offload_options(const Recipe& recipe) {
@@ -169,6 +180,7 @@ void validate(const Recipe& recipe, int world_size) {
   validate_sharding(recipe, world_size);
   validate_recomputation(recipe);
   validate_offload(recipe);
+  validate_log(recipe);
   check(!recipe.data.split_batches || recipe.data.batch_size % world_size == 0, recipe,
         "data.batch_size", "{} cannot be split over {} ranks (data.split_batches: true)",
         recipe.data.batch_size, world_size);

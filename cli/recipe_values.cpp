@@ -130,6 +130,13 @@ std::array<double, 2> read_pair(const YamlNode& node, const std::string& key) {
   return {read_number(node.items[0], key), read_number(node.items[1], key)};
 }
 
+std::array<std::int64_t, 2> read_whole_pair(const YamlNode& node, const std::string& key) {
+  if (node.kind != YamlNode::Kind::sequence || node.items.size() != 2) {
+    refuse_value(node, key, "a list of two whole numbers");
+  }
+  return {read_integer(node.items[0], key), read_integer(node.items[1], key)};
+}
+
 void check_range(const YamlNode& node, const std::string& key, const Range& range, double value) {
   if (!range.holds(value)) refuse_value(node, key, range.text());
 }

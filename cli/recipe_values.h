@@ -47,6 +47,7 @@ double read_number(const YamlNode& node, const std::string& key);
 std::string read_text(const YamlNode& node, const std::string& key);
 std::vector<std::string> read_texts(const YamlNode& node, const std::string& key);
 std::array<double, 2> read_pair(const YamlNode& node, const std::string& key);
+std::array<std::int64_t, 2> read_whole_pair(const YamlNode& node, const std::string& key);
 void check_range(const YamlNode& node, const std::string& key, const Range& range, double value);
 
 template <class T>

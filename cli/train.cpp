@@ -6,11 +6,10 @@
 
 #include "cli/accelerate_config.h"
 #include "cli/interruption.h"
-#include "cli/memory_log.h"
-#include "cli/metrics.h"
 #include "cli/progress.h"
 #include "cli/rank_threads.h"
 #include "cli/recipe.h"
+#include "cli/run_logs.h"
 #include "cli/subcommands.h"
 #include "cli/training_run.h"
 
@@ -41,13 +40,8 @@ struct TrainCommand {
     const std::vector<std::string> notes = training.resume();
     training.prepare_folder();
     const InterruptionWatch watch;
-    std::optional<MetricsWriter>
-        metrics;  // before the first word, so that a refusal is the only one
-    if (recipe.log.jsonl && context.is_main())
-      metrics.emplace(*recipe.log.jsonl, training.position().steps);
-    std::optional<MemoryLog> memory;
-    if (recipe.log.memory && context.is_main())
-      memory.emplace(recipe, context, training.position().steps);
+    // Before the first word, so that a refusal is the only one.
+    RunLogs logs(recipe, training);
 
     Progress progress({.first_step = training.position().steps,
                        .steps = recipe.train.steps,
@@ -59,20 +53,19 @@ struct TrainCommand {
     for (const std::string& note : configuration_notes(recipe, context.world_size()))
       progress.note(note);
     for (const std::string& note : notes) progress.note(note);
-    return loop(recipe, training, progress, metrics, memory);
+    const int code = loop(recipe, training, progress, logs);
+    for (const std::string& note : logs.finish()) progress.note(note);
+    return code;
   }
 
-  static int loop(const Recipe& recipe, TrainingRun& training, Progress& progress,
-                  std::optional<MetricsWriter>& metrics, std::optional<MemoryLog>& memory) {
+  static int loop(const Recipe& recipe, TrainingRun& training, Progress& progress, RunLogs& logs) {
     const std::int64_t every = recipe.checkpoint.dir ? recipe.checkpoint.every : 0;
     std::int64_t saved_at = training.position().steps;
     while (training.position().steps < recipe.train.steps) {
       const StepMetrics step = training.step();
-      if (metrics) metrics->write(step);
+      const std::vector<std::string> warnings = logs.write(step);
       progress.step(step);
-      if (memory) {
-        if (const auto warning = memory->end_step(training)) progress.note(*warning);
-      }
+      for (const std::string& warning : warnings) progress.note(warning);
       const bool last = step.step == recipe.train.steps;
       const bool interrupted = training.interruption() != 0 && !last;
       const bool due = every > 0 && (step.step % every == 0 || last);
@@ -83,7 +76,7 @@ struct TrainCommand {
       const bool ranked = due && recipe.checkpoint.keep_best > 0 && !interrupted;
       std::optional<tasks::Evaluation> found;
       if (training.evaluates() && (last || evaluation || ranked)) {
-        found = evaluate(training, step.step, progress, metrics);
+        found = evaluate(training, step.step, progress, logs);
       }
       if (saves) {
         for (const std::string& note : training.save(found)) progress.note(note);
@@ -97,6 +90,7 @@ struct TrainCommand {
            last || interrupted ? training.finish_save() : training.finished_save()) {
         progress.note(note);
       }
+      logs.end_step();
       if (interrupted) {
         progress.note(
             every > 0 ? fmt::format("stopped by signal {} after saving step {}",
@@ -112,9 +106,9 @@ struct TrainCommand {
   }
 
   static tasks::Evaluation evaluate(TrainingRun& training, std::int64_t step, Progress& progress,
-                                    std::optional<MetricsWriter>& metrics) {
+                                    RunLogs& logs) {
     tasks::Evaluation found = training.evaluate();
-    if (metrics) metrics->write_evaluation(step, found.numbers);
+    logs.write_evaluation(step, found);
     std::string note;
     for (const auto& [name, number] : found.numbers) {
       note += fmt::format("{}{} {:.4f}", note.empty() ? "" : ", ",

@@ -150,6 +150,7 @@ tasks::PreparedQueue::Taken TrainingRun::next_batch(const tasks::DataPosition& d
     const tasks::PreparedQueue::Share share{context_.rank(), context_.world_size(), batch_size_};
     batches_.emplace(*task_, *order_, share, data);
   }
+  const ComputeScope waits(recorder_.get(), SpanKind::data);
   return batches_->take();
 }
 
@@ -158,7 +159,11 @@ TrainingRun::MicroBatch TrainingRun::forward_backward(tasks::DataPosition& data,
   const tasks::PreparedQueue::Taken next = next_batch(data);
   const std::int64_t first = next.batch.first + context_.rank() * batch_size_;
   begin_batch({static_cast<std::uint64_t>(data.batches), first, batch_size_});
-  const Tensor loss = task_->loss(*next.prepared, context_);
+  Tensor loss;
+  {
+    const ComputeScope forward(recorder_.get(), SpanKind::forward);
+    loss = task_->loss(*next.prepared, context_);
+  }
   const double value = loss.item();
   // With several micro-batches the gradient is that of their mean.
   (accumulated == 1 ? loss : loss * (1.0 / static_cast<double>(accumulated))).backward();
@@ -168,6 +173,7 @@ TrainingRun::MicroBatch TrainingRun::forward_backward(tasks::DataPosition& data,
 
 StepMetrics TrainingRun::step() {
   const auto begin = std::chrono::steady_clock::now();
+  if (recorder_) recorder_->begin_step(position_.steps + 1);
   const CommunicationStatistics before = sharded_->communication();
   const std::int64_t accumulated = recipe_.train.gradient_accumulation_steps;
   task_->module().train();
@@ -193,8 +199,11 @@ StepMetrics TrainingRun::step() {
                 "from the last checkpoint",
                 position_.steps + 1, unsigned_nan(metrics.loss), unsigned_nan(metrics.grad_norm));
   optimizer_->set_learning_rate(metrics.lr);
-  optimizer_->step();
-  optimizer_->zero_grad();
+  {
+    const ComputeScope optimizer(recorder_.get(), SpanKind::optimizer);
+    optimizer_->step();
+    optimizer_->zero_grad();
+  }
   // What is made at all is made by the first step, so that a plan and a measurement see it.
   if (saver_ && !std::exchange(saver_ready_, true)) saver_->reserve();
 
@@ -205,6 +214,7 @@ StepMetrics TrainingRun::step() {
   metrics.comm_bytes = static_cast<std::int64_t>(sharded_->communication().bytes - before.bytes);
   metrics.exposed_comm_s = sharded_->communication().exposed_seconds - before.exposed_seconds;
   metrics.step_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (recorder_) recorder_->end_step();
   metrics.samples_per_s = static_cast<double>(samples) / metrics.step_s;
   metrics.tokens_per_s = static_cast<double>(all.tokens) / metrics.step_s;
   return metrics;
@@ -238,6 +248,7 @@ TrainingRun::MicroBatch TrainingRun::agree(StepMetrics& metrics, const MicroBatc
   save_requests_before_ = save_requests_;
   bool save_failed = false;
   const comm::Tag tag{static_cast<std::uint64_t>(position_.steps), 0, comm::Phase::metrics};
+  const ComputeScope exchange(recorder_.get(), SpanKind::exchange);
   for (const std::string& part : context_.communicator().exchange(bytes, tag)) {
     StepReport report;
     std::memcpy(&report, part.data(), sizeof report);
@@ -261,15 +272,19 @@ tasks::Evaluation TrainingRun::evaluate() {
   return task_->evaluate(context_, batch_size_);
 }
 
-std::string TrainingRun::describe() const {
+std::int64_t TrainingRun::parameters() const {
   std::int64_t parameters = 0;
   for (const auto& parameter : sharded_->sharded_parameters())
     parameters += parameter.shape.elements();
+  return parameters;
+}
+
+std::string TrainingRun::describe() const {
   const std::vector<std::int64_t> sets = task_->samples_per_epoch();
   return fmt::format("{} parameters, {} over {} ranks, batch {} a rank, {} samples an epoch, on {}",
-                     parameters, name_of(recipe_.sharding.sharding_strategy), context_.world_size(),
-                     task_->describe_batch(batch_size_), fmt::join(sets, " + "),
-                     describe_choice(recipe_, context_.device()));
+                     parameters(), name_of(recipe_.sharding.sharding_strategy),
+                     context_.world_size(), task_->describe_batch(batch_size_),
+                     fmt::join(sets, " + "), describe_choice(recipe_, context_.device()));
 }
 
 }  // namespace tessera::cli

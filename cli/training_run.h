@@ -16,6 +16,7 @@
 #include "engine/optim/schedule.h"
 #include "sharding/fully_shard.h"
 #include "sharding/plan.h"
+#include "sharding/step_recorder.h"
 #include "tasks/batch_order.h"
 #include "tasks/prepared_queue.h"
 #include "tasks/task.h"
@@ -67,6 +68,13 @@ class TrainingRun {
   // Whether a rank was asked for a save since the last one that it was asked for (SIGUSR1).
   [[nodiscard]] bool save_requested() const { return save_requests_ > save_requests_before_; }
   [[nodiscard]] std::string describe() const;
+  [[nodiscard]] std::int64_t parameters() const;
+  // Each step is recorded from now on (sharding/step_recorder.h), and what belongs to it until the
+  // next one.
+  void record() { recorder_ = sharded_->record(); }
+  [[nodiscard]] StepRecorder& recorder() const { return *recorder_; }  // after record()
+  // What metrics have of all ranks, of this one.
+  [[nodiscard]] std::int64_t peak_bytes();
   [[nodiscard]] const Context& context() const { return context_; }
   // What this rank's steps took so far, at most.
   [[nodiscard]] RankMemory memory() const { return measure_memory(context_); }
@@ -96,13 +104,15 @@ class TrainingRun {
   tasks::PreparedQueue::Taken next_batch(const tasks::DataPosition& data);
   // Sums `mine` over the ranks.
   MicroBatch agree(StepMetrics& metrics, const MicroBatch& mine);
-  [[nodiscard]] std::int64_t peak_bytes();
   [[nodiscard]] std::int64_t cached_bytes() const;
+  // For the lane of checkpoints, from `seconds` ago until now.
+  void record_save(double seconds);
 
   Recipe recipe_;
   Context context_;
   std::unique_ptr<tasks::Task> task_;
   std::optional<ShardedModel> sharded_;
+  std::shared_ptr<StepRecorder> recorder_;  // null: nobody wants to know
   std::unique_ptr<optim::Optimizer> optimizer_;
   optim::Schedule schedule_;
   std::optional<tasks::BatchOrder> order_;

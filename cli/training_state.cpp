@@ -245,7 +245,10 @@ std::vector<std::string> TrainingRun::save(const std::optional<tasks::Evaluation
   const std::string& dir = *recipe_.checkpoint.dir;
   if (!saver_) {
     options.line = line_;
-    return note_saved(tessera::save(context_, dir, *sharded_, *optimizer_, options), "");
+    const auto begin = std::chrono::steady_clock::now();
+    const checkpoint::Saved saved = tessera::save(context_, dir, *sharded_, *optimizer_, options);
+    record_save(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    return note_saved(saved, "");
   }
   const bool waits = saver_->in_flight() && !saver_->ended();
   const auto asked = std::chrono::steady_clock::now();
@@ -253,11 +256,21 @@ std::vector<std::string> TrainingRun::save(const std::optional<tasks::Evaluation
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - asked;
   options.line = line_;  // as the save before has left it
   const AsyncSaver::Pause pause = saver_->save(dir, options);
+  record_save(pause.copied_seconds);
   std::string note =
       fmt::format("saving step {}: copied in {:.3f} s", position_.steps, pause.copied_seconds);
   if (waits) note += fmt::format(", after {:.3f} s of waiting for the one before", waited.count());
   notes.push_back(std::move(note));
   return notes;
+}
+
+void TrainingRun::record_save(double seconds) {
+  if (!recorder_) return;
+  const std::chrono::nanoseconds now = std::chrono::steady_clock::now().time_since_epoch();
+  Span span{SpanKind::save, Lane::save, comm::Phase::checkpoint};
+  span.end = now.count();
+  span.begin = span.end - static_cast<std::int64_t>(seconds * 1e9);
+  recorder_->add(span);
 }
 
 std::vector<std::string> TrainingRun::note_saved(const checkpoint::Saved& saved,
@@ -274,6 +287,7 @@ std::vector<std::string> TrainingRun::finish_save() {
   if (!saver_) return {};
   const auto finished = saver_->wait();
   if (!finished) return {};
+  record_save(finished->seconds);
   return note_saved(finished->saved, fmt::format(" in {:.3f} s", finished->seconds));
 }
 

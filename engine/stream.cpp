@@ -237,6 +237,10 @@ void Stream::synchronize() {
   run([] {});
 }
 
+bool Stream::is_serial() const {
+  return state_->serial;
+}
+
 double Stream::busy_seconds() const {
   const std::lock_guard lock(state_->mutex);
   state_->count_reached_spans();

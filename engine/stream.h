@@ -58,6 +58,8 @@ class Stream {
   // The same, but what the work throws is the caller's alone: later work is not skipped for it.
   void attempt(std::function<void()> work);
   void synchronize();
+  // Whether its work runs on whoever enqueues it.
+  [[nodiscard]] bool is_serial() const;
   // Seconds this stream spent running work (waiting included) since it was made: the worker's, or
   // on a GPU those of its queue, as far as the work is done.
   [[nodiscard]] double busy_seconds() const;

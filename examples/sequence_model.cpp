@@ -3,6 +3,7 @@
 //   tessera launch --nproc-per-node 2 -- build/examples/sequence_model train FOLDER STEPS [cuda]
 //   build/examples/sequence_model evaluate FOLDER RANKS
 //   build/examples/sequence_model plan RANKS
+//   build/examples/sequence_model trace FILE RANKS
 #include <tessera/tessera.h>
 
 #include <algorithm>
@@ -270,6 +271,34 @@ void plan(int ranks) {
               planned.memory.of(ts::MemoryKind::optimizer), planned.phase.data());
 }
 
+// What the fifth step spends its time on, for https://ui.perfetto.dev.
+void trace(const std::string& file, int ranks) {
+  ts::launch(ranks, [&](ts::Context& context) {
+    SequenceModel net;
+    ts::ShardedModel model = ts::fully_shard(net, context, sharding());
+    ts::optim::AdamW optimizer(model.parameters(), {.lr = 1e-3});
+    const ts::data::TensorLoader loader(progressions(false),
+                                        {.batch_size = batch_of_a_rank(ranks)});
+    BatchStream batches(context.prepare(loader), 0);
+    const std::shared_ptr<ts::StepRecorder> recorder = model.record();
+    for (std::int64_t step = 1; step <= 5; ++step) {
+      recorder->begin_step(step);
+      accumulate_gradients(net, model, batches);
+      model.clip_grad_norm(1.0);
+      {
+        const ts::ComputeScope scope(recorder.get(), ts::SpanKind::optimizer);
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      recorder->end_step();
+    }
+    ts::write_trace(context, *recorder, file);
+    if (context.is_main())
+      std::printf("%.3f ms, of them %.3f waiting\n", recorder->last().seconds() * 1e3,
+                  recorder->last().exposed() * 1e3);
+  });
+}
+
 std::int64_t whole_number(const std::string& text) {
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -286,10 +315,12 @@ void run(const std::vector<std::string>& words) {
     evaluate(words[1], static_cast<int>(whole_number(words[2])));
   } else if (words.size() == 2 && words[0] == "plan") {
     plan(static_cast<int>(whole_number(words[1])));
+  } else if (words.size() == 3 && words[0] == "trace") {
+    trace(words[1], static_cast<int>(whole_number(words[2])));
   } else {
-    throw ts::Error(
-        ts::ErrorCode::usage,
-        "usage: sequence_model train FOLDER STEPS [cuda] | evaluate FOLDER RANKS | plan RANKS");
+    throw ts::Error(ts::ErrorCode::usage,
+                    "usage: sequence_model train FOLDER STEPS [cuda] | evaluate FOLDER RANKS | "
+                    "plan RANKS | trace FILE RANKS");
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <optional>
 
 #include "engine/launch.h"
 #include "engine/queue.h"
@@ -104,10 +105,14 @@ std::vector<ShardedParameter> ShardedModel::sharded_parameters() const {
 }
 
 double ShardedModel::clip_grad_norm(double max_norm) {
+  const ComputeScope scope(runtime_->recorder(), SpanKind::optimizer);
   const std::string mine = bytes_of(local_sum_of_squares(*runtime_));
   kernels::ExactSum total;
+  std::optional<ComputeScope> exchange;
+  exchange.emplace(runtime_->recorder(), SpanKind::exchange);
   for (const std::string& part : runtime_->control().exchange(mine, norm_tag))
     total.add(sum_in(part));
+  exchange.reset();
   const double norm = std::sqrt(total.value());
   if (max_norm > 0 && std::isfinite(norm) && norm > max_norm) {
     const auto factor = static_cast<float>(max_norm / (norm + 1e-6));
@@ -135,6 +140,10 @@ ShardedModel::Unsharded ShardedModel::unsharded() {
 
 CommunicationStatistics ShardedModel::communication() const {
   return runtime_->statistics();
+}
+
+std::shared_ptr<StepRecorder> ShardedModel::record() {
+  return runtime_->record();
 }
 
 HeldBytes ShardedModel::held_bytes() const {

@@ -13,6 +13,7 @@
 namespace tessera {
 
 class Runtime;
+class StepRecorder;  // sharding/step_recorder.h
 
 // One rank's part of one logical parameter. `local` holds elements [first, first +
 // local.elements()) of it, row-major.
@@ -75,6 +76,9 @@ class ShardedModel {
   [[nodiscard]] Unsharded unsharded();
 
   [[nodiscard]] CommunicationStatistics communication() const;
+  // What steps spend their time on, from the recorder's first begin_step() on. One for a model; the
+  // first call makes it.
+  [[nodiscard]] std::shared_ptr<StepRecorder> record();
   [[nodiscard]] HeldBytes held_bytes() const;  // without the optimizer's
   // One line a unit: name, parameters, bytes of the flat buffer and of a share.
   [[nodiscard]] std::string describe() const;

@@ -236,7 +236,18 @@ CommunicationStatistics Runtime::statistics() const {
   return result;
 }
 
+const std::shared_ptr<StepRecorder>& Runtime::record() {
+  if (recorder_) return recorder_;
+  // What side streams still do looks for a recorder.
+  gather_stream_->synchronize();
+  reduce_stream_->synchronize();
+  std::vector<std::string> names;
+  for (const auto& unit : units_) names.push_back(unit->name());
+  return recorder_ = std::make_shared<StepRecorder>(std::move(names), device_);
+}
+
 Event Runtime::enqueue(Stream& stream, std::function<void()> work) {
+  const ComputeScope here(stream.is_serial() ? recorder_.get() : nullptr, SpanKind::communication);
   return stream.enqueue([this, work = std::move(work)] {
     const comm::WorkerScope scope(*control_);
     work();
@@ -251,8 +262,9 @@ void Runtime::attempt(Stream& stream, std::function<void()> work) {
   });
 }
 
-void Runtime::join(const Event& event) {
+void Runtime::join(const Event& event, Exposed what, const Unit& unit) {
   const comm::RankWaits waits(*control_);
+  const ComputeScope wait(recorder_.get(), SpanKind::wait, unit.index(), what);
   stalls_.join(event);
 }
 

@@ -27,6 +27,7 @@
 #include "sharding/call_order.h"
 #include "sharding/comm/communicator.h"
 #include "sharding/options.h"
+#include "sharding/recording.h"
 #include "sharding/statistics.h"
 #include "sharding/structure.h"
 #include "sharding/unit.h"
@@ -65,6 +66,9 @@ class Runtime {
   void let_go() noexcept;
 
   [[nodiscard]] CommunicationStatistics statistics() const;
+  // From the recorder's first step on, what is done is told it.
+  const std::shared_ptr<StepRecorder>& record();
+  [[nodiscard]] StepRecorder* recorder() const { return recorder_.get(); }
 
  private:
   void connect(comm::Communicator& world);
@@ -131,13 +135,24 @@ class Runtime {
   [[nodiscard]] Reduction reduction_of(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer,
                                        DType dtype, comm::Tag tag);
   void count_reduction(const Unit& unit, DType wire, DType sums);
+  // That reach this rank from others.
+  [[nodiscard]] std::uint64_t gathered_bytes(const std::vector<comm::GatheredRange>& ranges) const;
+  [[nodiscard]] std::uint64_t scattered_bytes(const Unit& unit, DType wire) const;
+  [[nodiscard]] std::uint64_t reduced_bytes(const Unit& unit, DType wire, DType sums) const;
   void expect_end_of_backward();
   void end_pass();
 
   // Work for a side stream, and the compute stream's wait for it.
   Event enqueue(Stream& stream, std::function<void()> work);
+  [[nodiscard]] static Span span_of(Lane lane, SpanKind kind, const Unit& unit, comm::Phase phase,
+                                    std::uint64_t bytes) {
+    return {kind, lane, phase, Exposed::other, unit.index(), bytes};
+  }
   void attempt(Stream& stream, std::function<void()> work);
-  void join(const Event& event);
+  void join(const Event& event, Exposed what, const Unit& unit);
+  void join_reduction(const Event& event, const Unit& unit) {
+    join(event, shards_ == 1 ? Exposed::all_reduce : Exposed::reduce, unit);
+  }
   [[nodiscard]] comm::Communicator& first_reduction_group() {
     return shards_ == 1 ? *reduce_replicas_ : *reduce_group_;
   }
@@ -177,6 +192,7 @@ class Runtime {
   std::uint64_t pass_ = 0;
   CommunicationStatistics statistics_;
   StallClock stalls_;
+  std::shared_ptr<StepRecorder> recorder_;  // null: nobody wants to know
   std::vector<nn::Module*> hooked_;
   std::unique_ptr<RecomputedModules> recomputed_;
   std::shared_ptr<Runtime*> self_;         // what hooks of graphs that live longer look at

@@ -12,6 +12,7 @@ namespace tessera {
 
 void Runtime::expect_end_of_backward() {
   if (end_expected_) return;
+  if (recorder_) recorder_->recording().set_base(SpanKind::backward);
   autograd::at_end_of_backward([this] { at_end_of_backward(); }, [this] { abandon_backward(); });
   end_expected_ = true;
 }
@@ -35,9 +36,10 @@ void Runtime::lend_gradient(Unit& unit) {
     memory = std::move(free_gradient_buffers_.front());  // the one whose reduction began first
     free_gradient_buffers_.erase(free_gradient_buffers_.begin());
   }
-  join(memory.writable);
+  join_reduction(memory.writable, unit);
   state.gradient_buffer = std::move(memory.buffer);
   unit.gradient_storage()->attach(state.gradient_buffer->data());
+  const ComputeScope kernels(recorder_.get(), SpanKind::backward, unit.index());
   unit.zero_gradient_gaps();
 }
 
@@ -58,7 +60,10 @@ void Runtime::reduce(Unit& unit) {
   UnitState& state = state_of(unit);
   if (!state.gradient_buffer) return;
   if (!unit.received_gradient()) return give_gradient_back(unit, {});
-  unit.complete_gradient();
+  {
+    const ComputeScope kernels(recorder_.get(), SpanKind::backward, unit.index());
+    unit.complete_gradient();
+  }
   if (!synchronise_ || state.local_sum_is_set) {
     add_to_local_sum(unit);
     give_gradient_back(unit, {});  // read by nobody else
@@ -72,7 +77,8 @@ void Runtime::reduce(Unit& unit) {
 
 void Runtime::add_to_local_sum(Unit& unit) {
   UnitState& state = state_of(unit);
-  join(state.local_sum.writable);
+  join_reduction(state.local_sum.writable, unit);
+  const ComputeScope kernels(recorder_.get(), SpanKind::backward, unit.index());
   TESSERA_LAUNCH(device_, cast,
                  {unit.gradient_storage()->data(), state.local_sum.buffer->data(),
                   unit.layout().gradient_elements(), unit.gradient_dtype(),
@@ -96,8 +102,13 @@ Runtime::Reduced Runtime::enqueue_reduction(Unit& unit, const std::shared_ptr<co
   Reduced reduced;
   // On its way to the host, which the stream does not wait for.
   const auto arrival = std::make_shared<PointHandle>();
-  const auto work = [&unit, carried, arrival, reduction = reduction_of(unit, buffer, dtype, tag)] {
+  const auto work = [this, &unit, carried, arrival, tag,
+                     reduction = reduction_of(unit, buffer, dtype, tag)] {
     reduction(unit.open_gradient(carried));
+    const bool elsewhere = unit.gradient_shard_is_elsewhere();
+    const SideSpan copy(
+        elsewhere ? recorder_.get() : nullptr,
+        span_of(Lane::copy_back, SpanKind::copy, unit, tag.phase, unit.gradient_shard().bytes()));
     *arrival = unit.close_gradient();
   };
   reduced.done = enqueue(*reduce_stream_, work);
@@ -121,12 +132,18 @@ Runtime::Reduction Runtime::reduction_of(Unit& unit, const std::shared_ptr<comm:
   comm::Reduction last{dtype, sums, reduction_group_, 1.0f / static_cast<float>(world_size_),
                        unit.gradient_is_set()};
   if (shards_ == 1) {
-    return [this, &unit, buffer, last, tag](std::byte* sums_out) {
+    return [this, &unit, buffer, last, tag,
+            bytes = reduced_bytes(unit, dtype, sums)](std::byte* sums_out) {
+      const SideSpan span(replicas() > 1 ? recorder_.get() : nullptr,
+                          span_of(Lane::reduce, SpanKind::all_reduce, unit, tag.phase, bytes));
       reduce_replicas_->all_reduce(*buffer, unit.layout().gradient_elements(), sums_out, last, tag);
     };
   }
   if (replicas() == 1) {
-    return [this, &unit, buffer, last, tag](std::byte* sums_out) {
+    return [this, &unit, buffer, last, tag,
+            bytes = scattered_bytes(unit, dtype)](std::byte* sums_out) {
+      const SideSpan span(recorder_.get(),
+                          span_of(Lane::reduce, SpanKind::reduce_scatter, unit, tag.phase, bytes));
       reduce_group_->reduce_scatter(*buffer, unit.reduced_ranges(sums_out), last, tag);
     };
   }
@@ -135,35 +152,53 @@ Runtime::Reduction Runtime::reduction_of(Unit& unit, const std::shared_ptr<comm:
                               false};
   last.in_dtype = sums;
   last.group = reduction_group_ > shards_ ? reduction_group_ / shards_ : 0;
-  return [this, &unit, buffer, first, last, tag](std::byte* sums_out) {
-    reduce_replicas_->acquire(*partial_sums_, tag);
-    reduce_group_->reduce_scatter(*buffer, unit.reduced_ranges(partial_sums_->data()), first, tag);
+  return [this, &unit, buffer, first, last, tag, scattered = scattered_bytes(unit, dtype),
+          reduced = reduced_bytes(unit, dtype, sums)](std::byte* sums_out) {
+    {
+      const SideSpan span(recorder_.get(), span_of(Lane::reduce, SpanKind::reduce_scatter, unit,
+                                                   tag.phase, scattered));
+      reduce_replicas_->acquire(*partial_sums_, tag);
+      reduce_group_->reduce_scatter(*buffer, unit.reduced_ranges(partial_sums_->data()), first,
+                                    tag);
+    }
+    const SideSpan span(recorder_.get(),
+                        span_of(Lane::reduce, SpanKind::all_reduce, unit, tag.phase, reduced));
     reduce_replicas_->all_reduce(*partial_sums_, unit.local_gradient_elements(), sums_out, last,
                                  tag);
   };
 }
 
 void Runtime::count_reduction(const Unit& unit, DType wire, DType sums) {
-  const auto others = static_cast<std::uint64_t>(shards_ - 1);
-  const auto copies = static_cast<std::uint64_t>(replicas());
   if (shards_ > 1) {
-    std::uint64_t elements = 0;
-    for (const auto& local : unit.local_segments()) {
-      elements += static_cast<std::uint64_t>(local.range.count);
-    }
-    statistics_.bytes += others * elements * size_of(wire);
+    statistics_.bytes += scattered_bytes(unit, wire);
     ++statistics_.collectives;
   }
-  if (copies > 1) {  // an all-reduce moves its data twice
-    const std::uint64_t bytes =
-        shards_ == 1 ? static_cast<std::uint64_t>(unit.layout().gradient_elements()) * size_of(wire)
-                     : static_cast<std::uint64_t>(unit.local_gradient_elements()) * size_of(sums);
-    statistics_.bytes += 2 * bytes * (copies - 1) / copies;
+  if (replicas() > 1) {
+    statistics_.bytes += reduced_bytes(unit, wire, sums);
     ++statistics_.collectives;
   }
 }
 
+std::uint64_t Runtime::scattered_bytes(const Unit& unit, DType wire) const {
+  std::uint64_t elements = 0;
+  for (const auto& local : unit.local_segments()) {
+    elements += static_cast<std::uint64_t>(local.range.count);
+  }
+  return static_cast<std::uint64_t>(shards_ - 1) * elements * size_of(wire);
+}
+
+// An all-reduce moves its data twice.
+std::uint64_t Runtime::reduced_bytes(const Unit& unit, DType wire, DType sums) const {
+  const auto copies = static_cast<std::uint64_t>(replicas());
+  const std::uint64_t bytes =
+      shards_ == 1 ? static_cast<std::uint64_t>(unit.layout().gradient_elements()) * size_of(wire)
+                   : static_cast<std::uint64_t>(unit.local_gradient_elements()) * size_of(sums);
+  return 2 * bytes * (copies - 1) / copies;
+}
+
 void Runtime::at_end_of_backward() {
+  const ComputeScope own(recorder_.get(), SpanKind::schedule);
+  if (recorder_) recorder_->recording().end_backward();
   set_step_position({comm::Phase::optimizer, {}});
   for (auto it = units_.rbegin(); it != units_.rend(); ++it) {
     reduce(**it);
@@ -171,7 +206,7 @@ void Runtime::at_end_of_backward() {
     // not.
     if (synchronise_ && state_of(**it).local_sum_is_set) reduce_local_sum(**it);
   }
-  join(last_reduction_);
+  join_reduction(last_reduction_, *units_.front());
   if (row_.gathered != Gathered::until_step) {
     for (const auto& unit : units_) {
       if (!stays_until_synchronised(*unit)) reshard_unless_used(*unit);
@@ -188,10 +223,11 @@ void Runtime::abandon_backward() {
     if (state_of(*unit).gradient_buffer) give_gradient_back(*unit, {});
   }
   order_.abandon();
+  if (recorder_) recorder_->recording().abandon_backward();
   end_pass();
   // Whoever catches the exception may read what was reduced.
   try {
-    join(last_reduction_);
+    join_reduction(last_reduction_, *units_.front());
   } catch (const std::exception&) {
     // A failure of the reductions: what ended the pass, or what the next use of the stream says.
   }

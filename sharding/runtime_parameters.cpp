@@ -28,10 +28,23 @@ class Opening {
   bool done_ = false;
 };
 
+std::uint64_t share_of(const std::vector<comm::GatheredRange>& ranges, int shards) {
+  std::uint64_t bytes = 0;
+  for (const comm::GatheredRange& range : ranges)
+    bytes += range.bytes / static_cast<std::size_t>(shards);
+  return bytes;
+}
+
+Exposed exposed_by(comm::Phase gather) {
+  if (gather == comm::Phase::forward) return Exposed::gather_forward;
+  return gather == comm::Phase::backward ? Exposed::gather_backward : Exposed::other;
+}
+
 }  // namespace
 
 void Runtime::before_forward(Unit& unit, const ModuleCall& call) {
   set_step_position({call.recompute ? comm::Phase::backward : comm::Phase::forward, unit.name()});
+  const ComputeScope own(recorder_.get(), SpanKind::schedule, unit.index());
   Opening opening(state_of(unit).open_forwards);
   if (call.recompute) {  // no step of a forward: the backward has its own order
     gather(unit, comm::Phase::backward);
@@ -45,9 +58,18 @@ void Runtime::before_forward(Unit& unit, const ModuleCall& call) {
   }
   await_gather(unit);
   opening.succeed();
+  if (recorder_) {
+    recorder_->recording().open(
+        {call.recompute ? SpanKind::recompute : SpanKind::forward, Exposed::other, unit.index()});
+  }
 }
 
 void Runtime::after_forward(Unit& unit, const ModuleCall& call) {
+  const ComputeScope own(recorder_.get(), SpanKind::schedule, unit.index());
+  if (recorder_) {
+    recorder_->recording().close(call.recompute ? SpanKind::recompute : SpanKind::forward,
+                                 unit.index());
+  }
   if (!call.recompute) set_step_position({comm::Phase::forward, {}});
   --state_of(unit).open_forwards;
   if (call.recompute) return;  // its backward comes next, and needs the parameters
@@ -59,7 +81,11 @@ void Runtime::after_forward(Unit& unit, const ModuleCall& call) {
   if (row_.gathered == Gathered::per_pass && !stays_after_forward(unit)) reshard_unless_used(unit);
 }
 
-void Runtime::abandon_forward(Unit& unit, const ModuleCall& /*call*/) {
+void Runtime::abandon_forward(Unit& unit, const ModuleCall& call) {
+  if (recorder_) {
+    recorder_->recording().close(call.recompute ? SpanKind::recompute : SpanKind::forward,
+                                 unit.index());
+  }
   --state_of(unit).open_forwards;
   order_.abandon();
 }
@@ -68,10 +94,12 @@ void Runtime::abandon_forward(Unit& unit, const ModuleCall& /*call*/) {
 // needs it is a forward: whoever only reads asks Storage::require_present().
 void Runtime::use_root() {
   Unit& root = *units_.front();
+  const ComputeScope own(recorder_.get(), SpanKind::schedule);
   if (autograd::in_backward()) {
     gather(root, comm::Phase::backward);
   } else {
     order_.begin_call(root.index(), 0, grad_enabled());
+    if (recorder_) recorder_->recording().set_base(SpanKind::forward);
     gather(root, comm::Phase::forward);
     if (options_.forward_prefetch) prefetch_forward();
   }
@@ -79,6 +107,7 @@ void Runtime::use_root() {
 }
 
 void Runtime::expect_backward(Unit& unit, const ModuleCall& call) {
+  const ComputeScope own(recorder_.get(), SpanKind::schedule, unit.index());
   expect_end_of_backward();
   ++state_of(unit).awaited_backwards;
   backward_calls_.push_back({unit.index(), call.number});
@@ -86,6 +115,7 @@ void Runtime::expect_backward(Unit& unit, const ModuleCall& call) {
 
 void Runtime::before_backward(Unit& unit, const ModuleCall& /*call*/) {
   set_step_position({comm::Phase::backward, unit.name()});
+  const ComputeScope own(recorder_.get(), SpanKind::schedule, unit.index());
   Opening opening(state_of(unit).open_backwards);
   ++next_backward_;
   gather(unit, comm::Phase::backward);
@@ -93,10 +123,13 @@ void Runtime::before_backward(Unit& unit, const ModuleCall& /*call*/) {
   await_gather(unit);
   lend_gradient(unit);
   opening.succeed();
+  if (recorder_) recorder_->recording().open({SpanKind::backward, Exposed::other, unit.index()});
 }
 
 void Runtime::after_backward(Unit& unit, const ModuleCall& /*call*/) {
   set_step_position({comm::Phase::backward, {}});
+  const ComputeScope own(recorder_.get(), SpanKind::schedule, unit.index());
+  if (recorder_) recorder_->recording().close(SpanKind::backward, unit.index());
   UnitState& state = state_of(unit);
   --state.open_backwards;
   --state.awaited_backwards;
@@ -151,6 +184,7 @@ bool Runtime::evict_an_idle_unit() {
 void Runtime::start_gather(Unit& unit, comm::Phase phase) {
   UnitState& state = state_of(unit);
   state.parameters = ParameterState::gathering;
+  state.gather_phase = phase;
   const bool own = state.owner == BufferOwner::unit;
   const auto part = own && state.own_has_frozen ? Unit::Part::trainable : Unit::Part::whole;
   state.own_has_frozen = own;
@@ -158,21 +192,34 @@ void Runtime::start_gather(Unit& unit, comm::Phase phase) {
   const std::vector<comm::GatheredRange> ranges = unit.gathered_ranges(part);
   state.gathered =
       enqueue(*gather_stream_, [this, &unit, buffer = state.parameter_buffer, part, ranges, tag] {
+        // Of one rank it is a cast of its own.
+        const SideSpan gather(
+            shards_ > 1 ? recorder_.get() : nullptr,
+            span_of(Lane::gather, SpanKind::all_gather, unit, tag.phase, gathered_bytes(ranges)));
         gather_group_->acquire(*buffer, tag);
-        state_of(unit).uploaded = unit.write_share(buffer->data(), part);
+        {
+          const SideSpan copy(recorder_.get(), span_of(Lane::copy, SpanKind::copy, unit, tag.phase,
+                                                       share_of(ranges, shards_)));
+          state_of(unit).uploaded = unit.write_share(buffer->data(), part);
+        }
         gather_group_->all_gather(*buffer, ranges, tag);
       });
-  if (shards_ == 1) return;  // a cast of this rank's own
+  if (shards_ == 1) return;
   ++statistics_.collectives;
-  for (const comm::GatheredRange& range : ranges) {
-    statistics_.bytes += range.bytes - range.bytes / static_cast<std::size_t>(shards_);
-  }
+  statistics_.bytes += gathered_bytes(ranges);
+}
+
+std::uint64_t Runtime::gathered_bytes(const std::vector<comm::GatheredRange>& ranges) const {
+  std::uint64_t bytes = 0;
+  for (const comm::GatheredRange& range : ranges)
+    bytes += range.bytes - range.bytes / static_cast<std::size_t>(shards_);
+  return bytes;
 }
 
 void Runtime::await_gather(Unit& unit) {
   UnitState& state = state_of(unit);
   if (state.parameters != ParameterState::gathering) return;
-  join(state.gathered);
+  join(state.gathered, exposed_by(state.gather_phase), unit);
   unit.parameter_storage()->attach(state.parameter_buffer->data());
   state.parameters = ParameterState::gathered;
 }
@@ -243,6 +290,7 @@ void Runtime::prefetch_recomputation(const ModuleCall& call) {
 }
 
 void Runtime::hold() {
+  const ComputeScope own(recorder_.get(), SpanKind::schedule);
   if (held_ == 0) gather_all();
   ++held_;
 }
@@ -282,6 +330,7 @@ void Runtime::gather_all() {
 
 void Runtime::let_go() noexcept {
   if (--held_ > 0 || row_.gathered == Gathered::until_step) return;
+  const ComputeScope own(recorder_.get(), SpanKind::schedule);
   for (const auto& unit : units_) {
     try {
       reshard_unless_used(*unit);
@@ -293,8 +342,11 @@ void Runtime::let_go() noexcept {
 
 void Runtime::invalidate(Unit& unit, bool trainable) {
   TESSERA_REQUIRE(held_ == 0, "parameters cannot change inside an unsharded(model) scope");
-  reshard(unit);
   UnitState& state = state_of(unit);
+  // Parameter after parameter, and only the first one of a unit frees it.
+  const bool is_free = state.parameters == ParameterState::sharded;
+  const ComputeScope own(is_free ? nullptr : recorder_.get(), SpanKind::schedule, unit.index());
+  reshard(unit);
   if (const PointHandle uploaded = std::move(state.uploaded)) uploaded->synchronize();
   if (!trainable) state.own_has_frozen = false;
 }

@@ -345,6 +345,10 @@ Unit::Carried Unit::prepare_to_accumulate() {
   return carried;
 }
 
+bool Unit::gradient_shard_is_elsewhere() const {
+  return gradient_is_on_host() || static_cast<bool>(gradient_shard_.storage()->file());
+}
+
 std::byte* Unit::open_gradient(const Carried& carried) const {
   const FilePlace& place = gradient_shard_.storage()->file();
   if (!place && !gradient_is_on_host()) return gradient_shard_.data();

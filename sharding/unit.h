@@ -98,6 +98,8 @@ class Unit {
   [[nodiscard]] std::byte* open_gradient(const Carried& carried) const;
   PointHandle close_gradient() const;
   [[nodiscard]] bool gradient_is_on_host() const { return host_gradient_ != nullptr; }
+  // On the host or in a file: close_gradient() copies.
+  [[nodiscard]] bool gradient_shard_is_elsewhere() const;
   // Clipping: multiplies what the shard holds, when it is read.
   void scale_gradient(float factor);
   // Elements of the local gradient, and the part that each trainable segment takes there.

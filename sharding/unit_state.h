@@ -35,6 +35,7 @@ struct UnitState {
   bool own_has_frozen = false;                     // it holds the frozen segments, gathered or not
   std::shared_ptr<comm::Buffer> scope_parameters;  // kept for the next unsharded() scope
   Event gathered;
+  comm::Phase gather_phase = comm::Phase::other;  // what for
   PointHandle uploaded;  // by then a gather, which has been awaited, has read masters on the host
 
   std::shared_ptr<comm::Buffer> gradient_buffer;  // while backward writes into it

@@ -20,4 +20,6 @@
 #include "sharding/context.h"
 #include "sharding/fully_shard.h"
 #include "sharding/plan.h"
+#include "sharding/step_recorder.h"
+#include "sharding/trace.h"
 #include "tessera/version.h"

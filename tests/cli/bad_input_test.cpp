@@ -84,6 +84,25 @@ TEST(BadInput, SettingsThatCannotBe) {
       {{{"log.jsonl", "/proc/nowhere/metrics.jsonl"}}, 3, "/proc/nowhere/metrics.jsonl"},
       {{{"log.jsonl", folder.path("text.txt")}}, 3, "is no step of a run; name another file"},
       {{{"log.memory", "/proc/nowhere/memory.json"}}, 3, "log.memory: /proc/nowhere/memory.json"},
+      {{{"log.csv", "/proc/nowhere/m.csv"}}, 3, "log.csv: /proc/nowhere/m.csv cannot be written"},
+      {{{"log.csv", folder.path("text.txt")}}, 3, "line 1 is no step of a run; name another file"},
+      {{{"log.tensorboard", "/proc/nowhere"}}, 3, "log.tensorboard: /proc/nowhere"},
+      {{{"log.tensorboard", folder.path("text.txt")}}, 3, "text.txt is a file; name a folder"},
+      {{{"log.summary", "/proc/nowhere/s.json"}}, 3, "log.summary: /proc/nowhere/s.json"},
+      {{{"log.summary", folder.path("text.txt")}}, 3, "exists and is something else"},
+      {{{"log.summary", folder.path("")}}, 3, "log.summary: "},
+      {{{"log.trace", "/proc/nowhere/t.json"}}, 3, "log.trace: /proc/nowhere/t.json"},
+      {{{"log.trace", folder.path("text.txt")}}, 3, "is no trace of a run; name another file"},
+      {{{"log.trace", folder.path("")}}, 3, "log.trace: "},
+      {{{"log.trace_steps", "[1, 2]"}}, 3, "log.trace_steps needs log.trace, the file for them"},
+      {{{"log.trace", folder.path("t.json")}, {"log.trace_steps", "[3, 1]"}}, 3, "got [3, 1]"},
+      {{{"log.trace", folder.path("t.json")}, {"log.trace_steps", "[2, 4]"}},
+       3,
+       "log.trace_steps [2, 4] goes beyond the 3 steps of train.steps"},
+      {{{"log.trace", folder.path("t.json")}, {"log.trace_steps", "[0, 2]"}}, 3, "at least 1"},
+      {{{"log.trace", folder.path("t.json")}, {"log.trace_steps", "2"}},
+       3,
+       "a list of two whole numbers"},
       {{{"checkpoint.dir", folder.path("text.txt")}}, 5, folder.path("text.txt")},
       {{{"checkpoint.dir", "/proc/nowhere"}}, 5, "cannot create folder '/proc/nowhere'"},
       {{{"checkpoint.resume", folder.path("nothing")}}, 5, "no committed checkpoint"},
@@ -102,6 +121,8 @@ TEST(BadInput, RecipesThatCannotBeRead) {
       {data + "modle: {n_layer: 2}\n", ":2: unknown key modle; did you mean model?"},
       {data + "train: {steps: [1,\n", "r.yaml:"},
       {data + "train: {steps: -1}\n", ":2: train.steps"},
+      {data + "log: {csv: ''}\n", ":2: log.csv must be a text"},
+      {data + "log: {trace: t.json, trace_steps: [1, 2, 3]}\n", "a list of two whole numbers"},
       {data + data, ":2: "},
       {"- a\n- b\n", "must be groups of keys"},
       {"", "empty"},
@@ -306,6 +327,44 @@ TEST(BadInput, AFullDiskUnderTheMetrics) {
     EXPECT_EQ(error_lines(ended.err), 1) << ended.err;
     EXPECT_NE(ended.err.find("log.jsonl: /dev/full at step 1"), std::string::npos) << ended.err;
   }
+}
+
+TEST(BadInput, AFullDiskUnderOtherLogs) {
+  const TrainingFolder folder;
+  for (const char* key : {"log.csv", "log.trace", "log.summary"}) {
+    for (const int ranks : {1, 2}) {
+      const Ended ended = run_program(
+          launched(ranks, train_arguments(folder.small() + Settings{{key, "/dev/full"}})));
+      EXPECT_EQ(ended.code, 1) << ended.err;
+      EXPECT_EQ(error_lines(ended.err), 1) << ended.err;
+      EXPECT_NE(ended.err.find(std::string(key) + ": /dev/full"), std::string::npos) << ended.err;
+    }
+  }
+  const SmallDisk disk(folder.path("tb"), "4k");
+  if (!disk.mounted()) GTEST_SKIP() << "this user may not mount a file system";
+  const Ended ended = run_program(train_arguments(
+      folder.small() + Settings{{"log.tensorboard", folder.path("tb")}, {"train.steps", "60"}}));
+  EXPECT_EQ(ended.code, 1) << ended.err;
+  EXPECT_EQ(error_lines(ended.err), 1) << ended.err;
+  EXPECT_NE(ended.err.find("log.tensorboard: " + folder.path("tb")), std::string::npos)
+      << ended.err;
+}
+
+// A log that is refused costs none of the others: what was there stays, what was not comes not.
+TEST(BadInput, ARefusedLogLeavesTheOthersAlone) {
+  const TrainingFolder folder;
+  folder.write("m.jsonl", "{\"step\": 1, \"loss\": 2.5}\n");
+  expect_refused(run_program(train_arguments(folder.small() +
+                                             Settings{{"log.jsonl", folder.path("m.jsonl")},
+                                                      {"log.csv", folder.path("m.csv")},
+                                                      {"log.tensorboard", folder.path("tb")},
+                                                      {"log.summary", folder.path("text.txt")},
+                                                      {"log.trace", folder.path("t.json")}})),
+                 3, "log.summary: " + folder.path("text.txt"));
+  EXPECT_EQ(testing::read_text(folder.path("m.jsonl")), "{\"step\": 1, \"loss\": 2.5}\n");
+  EXPECT_FALSE(fs::exists(folder.path("m.csv")));
+  EXPECT_FALSE(fs::exists(folder.path("t.json")));
+  EXPECT_FALSE(fs::exists(folder.path("tb/events.out.tfevents.tessera")));
 }
 
 TEST(BadInput, PretrainedFoldersThatAreNone) {

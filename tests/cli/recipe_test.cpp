@@ -208,9 +208,8 @@ TEST(Recipe, WrongValuesAreNamed) {
 
 TEST(Recipe, FeaturesThatDoNotExistAreRefusedByName) {
   for (const char* text :
-       {"log: {tensorboard: out}", "log: {trace: t}", "sharding: {mixed_precision: fp16}",
-        "sharding: {reduce_dtype: fp16}", "sharding: {reduce_dtype: Float16}",
-        "sharding: {reshard_after_forward: 2}",
+       {"sharding: {mixed_precision: fp16}", "sharding: {reduce_dtype: fp16}",
+        "sharding: {reduce_dtype: Float16}", "sharding: {reshard_after_forward: 2}",
         "checkpoint: {state_dict_type: LOCAL_STATE_DICT}"}) {
     EXPECT_NE(refusal_of(text).find("is not available in this version"), std::string::npos)
         << refusal_of(text);

@@ -2,6 +2,7 @@
 
     python3 sequence_model_test.py TESSERA SEQUENCE_MODEL
 """
+import json
 import os
 import pathlib
 import re
@@ -64,6 +65,15 @@ class SequenceModel(unittest.TestCase):
             self.assertIn("at most in backward", planned.stdout)
             bytes_of.append(int(planned.stdout.split()[0]))
         self.assertLess(bytes_of[1], bytes_of[0])
+
+    def test_traces_a_step_of_all_ranks(self):
+        file = self.path / "trace.json"
+        traced = run(sequence_model, "trace", str(file), "4")
+        self.assertEqual(traced.returncode, 0, traced.stderr)
+        events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
+        steps = [event for event in events if event["name"] == "step 5"]
+        self.assertEqual([event["pid"] for event in steps], [0, 1, 2, 3])
+        self.assertIn("waiting", traced.stdout)
 
     def test_failures_are_a_line_and_a_code(self):
         for arguments, code, said in ((("evaluate", str(self.path), "2"), 5, "there is no checkpoint"),

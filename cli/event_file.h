@@ -1,0 +1,31 @@
+// TensorBoard's event files: records of TFRecord's framing, each an Event of TensorFlow's
+// event.proto with the few fields that numbers need.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace tessera::cli {
+
+// CRC-32C (Castagnoli), reflected, as TFRecord takes it, before its masking.
+std::uint32_t crc32c(std::string_view bytes);
+
+// length, its masked CRC, the bytes, theirs.
+std::string tf_record(std::string_view bytes);
+// The record at the beginning of `bytes`, which goes from them. None where they are none: damaged,
+// or cut off.
+std::optional<std::string> take_tf_record(std::string_view& bytes);
+
+// The first event of a file.
+std::string version_event(double wall_time);
+// Numbers of one step, by tag.
+std::string scalar_event(double wall_time, std::int64_t step,
+                         const std::vector<std::pair<std::string, double>>& numbers);
+// The step of an event, 0 where it has none; none of what is no Event.
+std::optional<std::int64_t> step_of_event(std::string_view event);
+
+}  // namespace tessera::cli

@@ -1,0 +1,131 @@
+// Opening, cutting, adding.
+#include "cli/log_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <fstream>
+
+#include "kernels/base/error.h"
+
+namespace tessera::cli {
+namespace {
+
+void make_parent(const std::filesystem::path& path) {
+  std::error_code ignored;  // the file's own error says more
+  if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), ignored);
+}
+
+// Adds it all; false with errno where the system refuses.
+bool write_all(int file, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t got = ::write(file, bytes.data(), bytes.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return false;
+    bytes.remove_prefix(static_cast<std::size_t>(got));
+  }
+  return true;
+}
+
+}  // namespace
+
+LogFile::LogFile(std::string key, const std::filesystem::path& path,
+                 const std::function<std::int64_t(const std::filesystem::path&)>& kept)
+    : key_(std::move(key)), path_(path) {
+  make_parent(path);
+  constexpr int flags = O_RDWR | O_APPEND | O_CLOEXEC;
+  file_ = ::open(path.c_str(), flags | O_CREAT | O_EXCL, 0666);
+  is_new_ = file_ >= 0;
+  if (!is_new_ && errno == EEXIST) file_ = ::open(path.c_str(), flags | O_CREAT, 0666);
+  TESSERA_CHECK(file_ >= 0, ErrorCode::configuration, "{}: {} cannot be written: {}", key_,
+                path.string(), describe_errno("open", errno));
+  struct stat status {};
+  try {
+    TESSERA_SYSTEM(::fstat(file_, &status));
+    // A device or a pipe takes bytes and has none to remove.
+    is_regular_ = S_ISREG(status.st_mode);
+    if (is_regular_ && !is_new_) bytes_ = kept(path);
+  } catch (...) {
+    ::close(file_);
+    throw;
+  }
+}
+
+LogFile::~LogFile() {
+  ::close(file_);
+  if (is_new_ && !begun_) ::unlink(path_.c_str());
+}
+
+void LogFile::begin() {
+  if (!begun_) cut(bytes_);
+  begun_ = true;
+}
+
+void LogFile::cut(std::int64_t bytes) {
+  if (is_regular_) TESSERA_SYSTEM(::ftruncate(file_, bytes));
+  bytes_ = bytes;
+}
+
+void LogFile::append(std::string_view bytes, std::int64_t step) {
+  begin();
+  TESSERA_CHECK(write_all(file_, bytes), ErrorCode::runtime, "{}: {} at step {}: {}", key_,
+                path_.string(), step, describe_errno("write", errno));
+  bytes_ += static_cast<std::int64_t>(bytes.size());
+}
+
+std::int64_t bytes_of_lines(const std::filesystem::path& path,
+                            const std::function<bool(const std::string&, std::int64_t)>& stays) {
+  std::ifstream stream(path, std::ios::binary);
+  std::int64_t kept = 0;
+  std::int64_t number = 0;
+  bool keeping = true;
+  for (std::string line; std::getline(stream, line);) {
+    if (stream.eof()) break;  // no newline at its end
+    keeping = stays(line, ++number) && keeping;
+    if (keeping) kept += static_cast<std::int64_t>(line.size()) + 1;
+  }
+  return kept;
+}
+
+void check_output_file(const std::string& key, const std::filesystem::path& path,
+                       std::string_view mark) {
+  LogFile(key, path, [&](const std::filesystem::path& there) {
+    std::ifstream stream(there, std::ios::binary);
+    std::string beginning(256, '\0');
+    stream.read(beginning.data(), static_cast<std::streamsize>(beginning.size()));
+    beginning.resize(static_cast<std::size_t>(stream.gcount()));
+    TESSERA_CHECK(beginning.empty() || beginning.find(mark) != std::string::npos,
+                  ErrorCode::configuration,
+                  "{}: {} exists and is something else; name another file", key, there.string());
+    return 0;
+  });
+}
+
+void write_output_file(const std::string& key, const std::filesystem::path& path,
+                       const std::string& content) {
+  std::error_code none;
+  const auto kind = std::filesystem::status(path, none).type();
+  const bool in_place =
+      kind != std::filesystem::file_type::not_found && kind != std::filesystem::file_type::regular;
+  const std::string written =
+      in_place ? path.string() : fmt::format("{}.partial-{}", path.string(), ::getpid());
+  const auto fail_call = [&](const char* call) {
+    const int error = errno;
+    if (!in_place) ::unlink(written.c_str());
+    fail(ErrorCode::runtime, "{}: {}: {}", key, path.string(), describe_errno(call, error));
+  };
+  const int file =
+      ::open(written.c_str(), O_WRONLY | O_CLOEXEC | (in_place ? 0 : O_CREAT | O_TRUNC), 0666);
+  if (file < 0) fail_call("open");
+  const bool whole = write_all(file, content);
+  const int error = errno;
+  const bool closed = ::close(file) == 0;
+  if (!whole) errno = error;
+  if (!whole || !closed) fail_call(whole ? "close" : "write");
+  if (!in_place && ::rename(written.c_str(), path.c_str()) != 0) fail_call("rename");
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,45 @@
+// Everything that a run's recipe wants written down, under `log`.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/csv_log.h"
+#include "cli/memory_log.h"
+#include "cli/metrics.h"
+#include "cli/recipe.h"
+#include "cli/run_summary.h"
+#include "cli/tensorboard_log.h"
+#include "cli/trace_log.h"
+#include "cli/training_run.h"
+
+namespace tessera::cli {
+
+class RunLogs {
+ public:
+  // Opens all of them before it changes any. Throws Error(configuration) when one cannot be
+  // written, or is something else. Steps are recorded where somebody wants to know.
+  RunLogs(const Recipe& recipe, TrainingRun& training);
+
+  // When the step is done, before anything else happens. Notes for the user.
+  std::vector<std::string> write(const StepMetrics& metrics);
+  void write_evaluation(std::int64_t step, const tasks::Evaluation& found);
+  // Collective, when all that belongs to the step is done. Throws Error(runtime) when a file system
+  // refuses, as the two above do.
+  void end_step();
+  // Collective, at the end. Notes for the user.
+  std::vector<std::string> finish();
+
+ private:
+  TrainingRun& training_;
+  std::optional<MetricsWriter> jsonl_;  // rank 0's, the files that have no ranks in them
+  std::optional<CsvLog> csv_;
+  std::optional<TensorboardLog> tensorboard_;
+  std::optional<MemoryLog> memory_;
+  std::optional<TraceLog> trace_;
+  std::optional<RunSummary> summary_;
+};
+
+}  // namespace tessera::cli

@@ -1,0 +1,60 @@
+// What a run says of itself at its end: lines for the user, and the file behind the recipe's
+// log.summary.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cli/recipe.h"
+#include "sharding/step_recorder.h"
+
+namespace tessera::cli {
+
+class TrainingRun;
+
+// Of one rank. Numbers are medians over the steps after the first three (of all, where there are no
+// more), of the last thousand of them.
+class RunSummary {
+ public:
+  // Throws Error(configuration) when rank 0 cannot write log.summary.
+  RunSummary(const Recipe& recipe, const Context& context, std::int64_t steps_done);
+
+  // When a step is recorded.
+  void end_step(const StepRecord& record);
+  // Collective. Lines for the user; rank 0 writes the file. Throws Error(runtime) when the file
+  // system refuses.
+  std::vector<std::string> finish(TrainingRun& training);
+
+  static constexpr std::int64_t warmup_steps = 3;
+  static constexpr std::size_t most_steps = 1000;
+
+ private:
+  struct Numbers {
+    double step = 0, busy = 0, schedule_per_pass = 0;
+    double exposed = 0, exchange = 0;
+    std::array<double, exposed_count> exposed_by{};
+  };
+  // What a rank tells rank 0.
+  struct Report {
+    Numbers medians;
+    std::int64_t peak_bytes = 0;
+  };
+  [[nodiscard]] Numbers medians() const;
+  [[nodiscard]] std::string json(const TrainingRun& training, const std::vector<Report>& reports,
+                                 const std::vector<StepRecord>& timeline) const;
+  [[nodiscard]] std::vector<std::string> lines(const std::vector<Report>& reports) const;
+
+  std::string path_;  // empty: none
+  bool writes_ = false;
+  std::int64_t first_;          // step whose numbers count
+  std::int64_t timeline_step_;  // the last one that may be the timeline's
+  std::int64_t steps_ = 0;
+  std::int64_t last_step_;
+  std::vector<Numbers> numbers_;  // a ring
+  StepRecord timeline_;
+  std::vector<CollectiveTotal> collectives_;  // of the last step
+};
+
+}  // namespace tessera::cli

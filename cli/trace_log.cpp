@@ -1,0 +1,77 @@
+// Which steps are traced, and a file that is whole JSON in between.
+#include "cli/trace_log.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "cli/training_run.h"
+#include "kernels/base/error.h"
+#include "sharding/trace.h"
+
+namespace tessera::cli {
+namespace {
+
+// By default: the first steps that are like all others.
+constexpr std::int64_t warmup_steps = 3;
+constexpr std::int64_t default_steps = 3;
+
+// The beginning, and events of steps up to `resume_step`. 0 steps: nothing.
+std::int64_t trace_bytes_to_keep(const std::filesystem::path& path, std::int64_t resume_step) {
+  const std::string mark = "\"format\":\"tessera-trace\"";
+  const std::int64_t kept = bytes_of_lines(path, [&](const std::string& line, std::int64_t number) {
+    TESSERA_CHECK(number > 1 || line.find(mark) != std::string::npos, ErrorCode::configuration,
+                  "log.trace: {} exists and is no trace of a run; name another file",
+                  path.string());
+    if (number == 1 || line.find("\"ph\":\"M\"") != std::string::npos) return true;
+    if (!line.starts_with(',')) return false;
+    const auto event = nlohmann::json::parse(line.substr(1), nullptr, false);
+    const auto step = nlohmann::json::json_pointer("/args/step");
+    return event.is_object() && event.contains(step) && event[step].is_number_integer() &&
+           event[step].get<std::int64_t>() <= resume_step;
+  });
+  return resume_step == 0 ? 0 : kept;
+}
+
+}  // namespace
+
+TraceLog::TraceLog(const Recipe& recipe, const Context& context, std::int64_t steps_done) {
+  if (recipe.log.trace_steps) {
+    first_ = (*recipe.log.trace_steps)[0];
+    last_ = (*recipe.log.trace_steps)[1];
+  } else {
+    last_ = std::min(steps_done + warmup_steps + default_steps, recipe.train.steps);
+    first_ = std::max(steps_done + 1, last_ - default_steps + 1);
+  }
+  if (!context.is_main()) return;
+  file_.emplace("log.trace", *recipe.log.trace, [steps_done](const std::filesystem::path& path) {
+    return trace_bytes_to_keep(path, steps_done);
+  });
+}
+
+void TraceLog::begin(int ranks) {
+  if (!file_) return;
+  file_->begin();
+  body_bytes_ = file_->bytes();
+  if (body_bytes_ == 0) {
+    const std::string text = trace_begin(ranks);
+    file_->append(text, 0);
+    body_bytes_ = file_->bytes();
+  }
+  if (file_->is_regular()) file_->append(trace_end(), 0);
+}
+
+void TraceLog::end_step(const TrainingRun& training) {
+  const std::int64_t step = training.position().steps;
+  if (step < first_ || step > last_) return;
+  StepRecorder& recorder = training.recorder();
+  recorder.complete();
+  const std::vector<StepRecord> records = gather_records(training.context(), recorder.last());
+  if (!file_) return;
+  if (file_->is_regular()) file_->cut(body_bytes_);
+  file_->append(trace_events(records, recorder.units()), step);
+  body_bytes_ = file_->bytes();
+  if (file_->is_regular() || step == last_) file_->append(trace_end(), step);
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,34 @@
+// The file behind the recipe's log.trace: what the steps of log.trace_steps spent their time on, of
+// all ranks.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "cli/log_file.h"
+#include "cli/recipe.h"
+#include "sharding/step_recorder.h"
+
+namespace tessera::cli {
+
+class TrainingRun;
+
+// Of one rank; rank 0 has the file, which is whole JSON after each step that it gets.
+class TraceLog {
+ public:
+  // Steps up to `steps_done`, of a run that goes on, stay in the file. Throws Error(configuration)
+  // when rank 0 cannot write it, or it is something else than a trace of a run.
+  TraceLog(const Recipe& recipe, const Context& context, std::int64_t steps_done);
+
+  void begin(int ranks);
+  // Collective: with all that came after the step. Throws Error(runtime) when the file system
+  // refuses.
+  void end_step(const TrainingRun& training);
+
+ private:
+  std::optional<LogFile> file_;
+  std::int64_t first_ = 0, last_ = 0;
+  std::int64_t body_bytes_ = 0;  // of the file, without its end
+};
+
+}  // namespace tessera::cli

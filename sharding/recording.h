@@ -1,0 +1,104 @@
+// The insides of a StepRecorder: the state that the compute lane is in, and what side streams hand
+// in.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "sharding/span_queue.h"
+#include "sharding/step_recorder.h"
+
+namespace tessera {
+
+class Recording {
+ public:
+  explicit Recording(Device device);
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+
+  // StepRecorder's.
+  void begin_step(std::int64_t step);
+  void end_step();
+  void complete();
+  void add(const Span& span);
+  [[nodiscard]] const StepRecord& last() const { return last_; }
+
+  struct Moment {
+    std::int64_t host = 0;
+    PointHandle point;
+  };
+  struct State {
+    SpanKind kind = SpanKind::other;
+    Exposed exposed = Exposed::other;
+    std::int32_t unit = 0;
+  };
+  [[nodiscard]] Moment now() const;
+  // The compute lane: what it is in from now on, until leave().
+  void enter(const State& state);
+  void leave();
+  // A unit's forward or backward begins or ends within a ComputeScope: below it.
+  void open(const State& state);
+  void close(SpanKind kind, std::int32_t unit);
+  // What the lane is in when it is in nothing else.
+  void set_base(SpanKind kind);
+  void end_backward();
+  void abandon_backward();
+
+  // Side streams' workers: `back` is the reduce stream's.
+  [[nodiscard]] bool records() const { return recording_.load(std::memory_order_relaxed); }
+  void push(bool back, RawSpan span) { (back ? reduce_ : gather_).push(std::move(span)); }
+
+ private:
+  // Of a step that is not worked up yet.
+  struct Taken {
+    std::int64_t step = 0;  // 0: none
+    Moment begin, end;
+    Moment anchor;  // a point and when it was
+    std::int64_t unit_passes = 0;
+    std::int64_t schedule = 0;  // nanoseconds of the processor
+    bool open = false;          // between begin_step() and end_step()
+    std::vector<RawSpan> spans;
+    std::size_t spans_of_step = 0;  // of them, up to end_step()
+  };
+
+  // Ends the span of the present state.
+  void cut();
+  void begin_state();
+  void pump();
+  void keep(RawSpan&& span);
+  void anchor();
+  void work_up(Taken& taken);
+  void resolve(const Taken& taken, RawSpan& raw) const;
+  void add_to_sums(const Span& span);
+  void divide_reduction_waits();
+
+  Device device_;
+  std::atomic<bool> recording_{false};
+  SpanQueue gather_, reduce_;
+  std::vector<State> states_;  // the first is the base
+  Moment since_;               // the present state's beginning
+  std::int64_t processor_since_ = 0;
+  Moment anchor_;
+  Taken current_, before_;
+  StepRecord last_;
+  std::vector<Span> all_reduces_;  // of the step that is worked up
+  std::uint64_t lost_ = 0;
+};
+
+// What a side stream's worker does for the scope, in the worker's queue.
+class SideSpan {
+ public:
+  SideSpan(StepRecorder* recorder, const Span& what);
+  ~SideSpan();
+  SideSpan(const SideSpan&) = delete;
+  SideSpan& operator=(const SideSpan&) = delete;
+
+ private:
+  Recording* recording_ = nullptr;  // null: nothing is recorded
+  Span span_;
+  PointHandle begin_;
+};
+
+}  // namespace tessera

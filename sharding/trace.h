@@ -1,0 +1,28 @@
+// Recorded steps of all ranks in one place, and as a trace that https://ui.perfetto.dev and
+// chrome://tracing open: the Trace Event Format, JSON objects in microseconds.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "sharding/context.h"
+#include "sharding/step_recorder.h"
+
+namespace tessera {
+
+// Collective. Rank 0 gets every rank's record, in rank order; the others nothing.
+std::vector<StepRecord> gather_records(const Context& context, const StepRecord& mine);
+
+// The text of a trace: the beginning, which names `ranks` processes and their lanes; a line for
+// each event; the end. What lies between beginning and end may be added to step by step.
+std::string trace_begin(int ranks);
+// Events of one step, of all ranks; `units` are StepRecorder::units(). Each is preceded by a comma.
+std::string trace_events(const std::vector<StepRecord>& ranks,
+                         const std::vector<std::string>& units);
+std::string trace_end();
+
+// Collective. Writes the recorder's newest step, of all ranks, as a file. For more steps, or for
+// other formats, see above.
+void write_trace(const Context& context, StepRecorder& recorder, const std::string& file);
+
+}  // namespace tessera
