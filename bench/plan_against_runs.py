@@ -24,7 +24,7 @@ ROWS = [
     ("gpt2-bytes", "examples/gpt2-bytes.yaml", {}, 1, ["NO_SHARD"]),
     ("gpt2-bytes", "examples/gpt2-bytes.yaml", {}, 2, ["NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD"]),
     ("gpt2-bytes, bf16", "examples/gpt2-bytes.yaml", {"sharding.mixed_precision": "bf16"}, 2, ["FULL_SHARD"]),
-    ("gpt2-bytes, recomputed", "examples/gpt2-bytes.yaml", {"sharding.activation_checkpointing": "full"}, 2, ["FULL_SHARD"]),
+    ("gpt2-bytes, recomputed", "examples/gpt2-bytes.yaml", {"sharding.activation_checkpointing": "true"}, 2, ["FULL_SHARD"]),
     ("gpt 6 x 384", "examples/gpt2-bytes.yaml", GPT, 2, ["FULL_SHARD"]),
     ("llama-bytes", "examples/llama-bytes.yaml", {"sharding.group_size": "null"}, 1, ["NO_SHARD"]),
     ("llama-bytes", "examples/llama-bytes.yaml", {"sharding.group_size": "null"}, 2, ["SHARD_OPTIMIZER", "FULL_SHARD"]),

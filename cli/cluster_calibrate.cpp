@@ -79,16 +79,21 @@ class Samples {
       mine.seconds.insert(mine.seconds.end(), entry.seconds.begin(), entry.seconds.end());
     }
   }
-  // The mean without the slowest tenth: what interrupted them is not the kernels'.
+  // The mean of those up to twice the median: what interrupted the others is not the kernels'.
   [[nodiscard]] std::vector<MeasuredKernel> means(int ranks) const {
     std::vector<MeasuredKernel> all;
     for (const auto& [key, entry] : entries_) {
       std::vector<double> sorted = entry.seconds;
       std::sort(sorted.begin(), sorted.end());
-      const std::size_t kept = std::max<std::size_t>(1, sorted.size() - sorted.size() / 10);
+      const double most = 2 * sorted[sorted.size() / 2];
       double sum = 0;
-      for (std::size_t i = 0; i < kept; ++i) sum += sorted[i];
-      const double mean = sum / static_cast<double>(kept);
+      double kept = 0;
+      for (const double seconds : sorted) {
+        if (seconds > most) break;
+        sum += seconds;
+        ++kept;
+      }
+      const double mean = sum / kept;
       if (mean > 0 && (entry.work.bytes > 0 || entry.work.operations > 0)) {
         all.push_back({entry.work, ranks, mean});
       }

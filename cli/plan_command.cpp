@@ -287,7 +287,7 @@ Command describe_plan() {
                {.name = "--sweep",
                 .target = &options->sweep,
                 .help = "With --cluster: a key and the values to compare, as world_size=8,16 "
-                        "or strategy=all or sharding.activation_checkpointing=none,full; "
+                        "or strategy=all or sharding.activation_checkpointing=false,true; "
                         "repeatable, every combination is a row",
                 .type = "KEY=VALUES"},
                {.name = "--calibrate",

@@ -14,6 +14,8 @@ namespace {
 
 using Kind = LoggedWork::Kind;
 
+constexpr double small_copy = 1 << 20;
+
 enum class Resource : std::uint8_t { cores, inside, across, up, down, disk_read, disk_write };
 constexpr std::size_t resource_count = 7;
 // The part of each resource that an activity takes when it is alone.
@@ -99,6 +101,8 @@ class Costs {
   }
 
   Cost of_transfer(double bytes, Resource way) const {
+    // A loss or a batch of data takes no time to speak of, whatever the link.
+    if (!cluster_.host_link && bytes <= small_copy) return Cost{cluster_.inside.latency, 0, {}};
     TESSERA_CHECK(cluster_.host_link.has_value(), ErrorCode::configuration,
                   "cluster {}: this recipe copies between host and GPU, which needs `host_link`",
                   cluster_.name);

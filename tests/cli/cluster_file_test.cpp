@@ -13,12 +13,12 @@
 namespace tessera::cli {
 namespace {
 
-const std::string good =
+const std::string good_cluster =
     "name: a machine\ndevice: cuda\nper_node: 8\nmemory: 80GB\nmatrix_rate: {bfloat16: 989 "
     "TFLOP/s}\n"
     "memory_rate: 3.35 TB/s\nlaunch: 5us\ninside: {rate: 370 GB/s, latency: 3e-6}\n";
 
-std::string refused(const std::string& text) {
+std::string refusal_of(const std::string& text) {
   try {
     (void)parse_cluster(text, "c.yaml");
   } catch (const Error& error) {
@@ -29,9 +29,9 @@ std::string refused(const std::string& text) {
   return {};
 }
 
-// `good` with one line instead of the one that begins with `key`.
-std::string with(const std::string& key, const std::string& line) {
-  std::istringstream lines(good);
+// `good_cluster` with one line instead of the one that begins with `key`.
+std::string with_line(const std::string& key, const std::string& line) {
+  std::istringstream lines(good_cluster);
   std::string text;
   for (std::string one; std::getline(lines, one);) {
     text += (one.starts_with(key + ":") ? line : one) + "\n";
@@ -40,7 +40,7 @@ std::string with(const std::string& key, const std::string& line) {
 }
 
 TEST(ClusterFile, ReadsRatesAndSecondsWithTheirUnits) {
-  const Cluster cluster = parse_cluster(good, "c.yaml");
+  const Cluster cluster = parse_cluster(good_cluster, "c.yaml");
   EXPECT_EQ(cluster.name, "a machine");
   EXPECT_EQ(cluster.per_node, 8);
   EXPECT_EQ(cluster.memory, 80'000'000'000U);
@@ -50,7 +50,7 @@ TEST(ClusterFile, ReadsRatesAndSecondsWithTheirUnits) {
   EXPECT_DOUBLE_EQ(cluster.inside.rate, 370e9);
   EXPECT_DOUBLE_EQ(cluster.inside.latency, 3e-6);
   EXPECT_FALSE(cluster.across.has_value());
-  const Cluster binary = parse_cluster(with("memory_rate", "memory_rate: 2 GiB/s"), "c.yaml");
+  const Cluster binary = parse_cluster(with_line("memory_rate", "memory_rate: 2 GiB/s"), "c.yaml");
   EXPECT_DOUBLE_EQ(binary.memory_rate, 2.0 * 1024 * 1024 * 1024);
 }
 
@@ -58,34 +58,38 @@ TEST(ClusterFile, RefusesWhatCannotBe) {
   const struct {
     std::string text, says;
   } cases[] = {
-      {with("memory_rate", ""), "memory_rate is missing"},
-      {with("matrix_rate", ""), "matrix_rate is missing"},
-      {with("inside", "inside: {rate: 1e9}"), "inside.latency is missing"},
-      {good + "across: {rate: 50 GB/s}\n", "across.latency is missing"},
-      {with("memory_rate", "memory_rate: -1"), "c.yaml:6: memory_rate must be a number above 0"},
-      {with("memory_rate", "memory_rate: 0"), "above 0"},
-      {with("memory_rate", "memory_rate: nan"), "above 0"},
-      {with("memory_rate", "memory_rate: 1e30"), "at most 1e18"},
-      {with("memory_rate", "memory_rate: 3 parsecs"), "as 3.35e12 or 3.35 TB/s"},
-      {with("launch", "launch: 5 minutes"), "seconds from 0 to 1"},
-      {with("launch", "launch: -1e-6"), "seconds from 0 to 1"},
-      {with("per_node", "per_node: 0"), "a whole number from 1"},
-      {with("per_node", "per_node: 2.5"), "per_node must be"},
-      {with("device", "device: tpu"), "one of cpu | cuda"},
-      {good + "matrix_efficiency: 1.5\n", "above 0 and at most 1"},
-      {good + "memmory: 80GB\n", "c.yaml:9: unknown key memmory; did you mean memory?"},
-      {with("inside", "inside: {rate: 1e9, latncy: 0}"), "inside.latncy; did you mean latency?"},
-      {with("matrix_rate", "matrix_rate: {float8: 2e15}"), "unknown key matrix_rate.float8"},
-      {with("inside", "inside: 3"), "inside must be a group of keys"},
-      {good + "measured: [[matmull, float32, 1, 1, 1, 1, 1, 2, 3, 4]]\n", "did you mean matmul?"},
-      {good + "measured: [[matmul, float32, 1, 1, 1, 1, 1, 2, 3, 0]]\n", "measured must be"},
-      {good + "measured: [[matmul, float32]]\n", "lists of kernel"},
-      {good + "name: again\n", "c.yaml:9"},
+      {with_line("memory_rate", ""), "memory_rate is missing"},
+      {with_line("matrix_rate", ""), "matrix_rate is missing"},
+      {with_line("inside", "inside: {rate: 1e9}"), "inside.latency is missing"},
+      {good_cluster + "across: {rate: 50 GB/s}\n", "across.latency is missing"},
+      {with_line("memory_rate", "memory_rate: -1"),
+       "c.yaml:6: memory_rate must be a number above 0"},
+      {with_line("memory_rate", "memory_rate: 0"), "above 0"},
+      {with_line("memory_rate", "memory_rate: nan"), "above 0"},
+      {with_line("memory_rate", "memory_rate: 1e30"), "at most 1e18"},
+      {with_line("memory_rate", "memory_rate: 3 parsecs"), "as 3.35e12 or 3.35 TB/s"},
+      {with_line("launch", "launch: 5 minutes"), "seconds from 0 to 1"},
+      {with_line("launch", "launch: -1e-6"), "seconds from 0 to 1"},
+      {with_line("per_node", "per_node: 0"), "a whole number from 1"},
+      {with_line("per_node", "per_node: 2.5"), "per_node must be"},
+      {with_line("device", "device: tpu"), "one of cpu | cuda"},
+      {good_cluster + "matrix_efficiency: 1.5\n", "above 0 and at most 1"},
+      {good_cluster + "memmory: 80GB\n", "c.yaml:9: unknown key memmory; did you mean memory?"},
+      {with_line("inside", "inside: {rate: 1e9, latncy: 0}"),
+       "inside.latncy; did you mean latency?"},
+      {with_line("matrix_rate", "matrix_rate: {float8: 2e15}"), "unknown key matrix_rate.float8"},
+      {with_line("inside", "inside: 3"), "inside must be a group of keys"},
+      {good_cluster + "measured: [[matmull, float32, 1, 1, 1, 1, 1, 2, 3, 4]]\n",
+       "did you mean matmul?"},
+      {good_cluster + "measured: [[matmul, float32, 1, 1, 1, 1, 1, 2, 3, 0]]\n",
+       "measured must be"},
+      {good_cluster + "measured: [[matmul, float32]]\n", "lists of kernel"},
+      {good_cluster + "name: again\n", "c.yaml:9"},
       {"[1, 2]", "a cluster file is a group of keys"},
   };
   for (const auto& one : cases) {
-    EXPECT_NE(refused(one.text).find(one.says), std::string::npos)
-        << refused(one.text) << "\nshould say: " << one.says;
+    EXPECT_NE(refusal_of(one.text).find(one.says), std::string::npos)
+        << refusal_of(one.text) << "\nshould say: " << one.says;
   }
 }
 
@@ -121,7 +125,7 @@ TEST(ClusterFile, NamesASourceForEachNumber) {
 }
 
 TEST(ClusterFile, ReadsAgainWhatItWrites) {
-  Cluster cluster = parse_cluster(good, "c.yaml");
+  Cluster cluster = parse_cluster(good_cluster, "c.yaml");
   cluster.device = DeviceType::cpu;
   cluster.name = "a \"machine\": of two, # cores";
   cluster.disk_read = 1e9;

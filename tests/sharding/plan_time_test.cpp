@@ -8,12 +8,8 @@
 namespace tessera {
 namespace {
 
-using comm::Op;
-using comm::Phase;
-using Kind = LoggedWork::Kind;
-
 // One operation or byte a second, so that times are amounts.
-Cluster unit_cluster() {
+Cluster unit_rates() {
   Cluster cluster;
   cluster.name = "units";
   cluster.device = DeviceType::cuda;
@@ -26,14 +22,15 @@ Cluster unit_cluster() {
   return cluster;
 }
 
-comm::RecordedCollective collective(Op op, int ranks, double bytes, Phase phase = Phase::forward) {
+comm::RecordedCollective recorded_call(comm::Op op, int ranks, double bytes,
+                                       comm::Phase phase = comm::Phase::forward) {
   return {.phase = phase, .op = op, .unit = 0, .ranks = ranks, .stride = 1, .bytes = bytes};
 }
 
 // A rank with a compute lane and lanes for gathers and reductions.
-class Step {
+class LoggedStep {
  public:
-  Step() {
+  LoggedStep() {
     compute_ = record_.log.add_lane("compute");
     gather_ = record_.log.add_lane("gather");
     reduce_ = record_.log.add_lane("reduce");
@@ -42,7 +39,7 @@ class Step {
   void compute(double seconds) { kernel(compute_, seconds); }
   void kernel(std::uint32_t lane, double bytes) {
     LoggedWork work;
-    work.kind = Kind::kernel;
+    work.kind = LoggedWork::Kind::kernel;
     work.lane = lane;
     work.kernel.kernel = KernelId::binary;
     work.kernel.bytes = bytes;
@@ -50,13 +47,13 @@ class Step {
   }
   void collect(std::uint32_t lane, const comm::RecordedCollective& call) {
     LoggedWork work;
-    work.kind = Kind::outside;
+    work.kind = LoggedWork::Kind::outside;
     work.lane = lane;
     work.outside = record_.collectives.size();
     record_.collectives.push_back(call);
     record_.log.add(work);
   }
-  void copy(std::uint32_t lane, Kind kind, double bytes) {
+  void copy(std::uint32_t lane, LoggedWork::Kind kind, double bytes) {
     LoggedWork work;
     work.kind = kind;
     work.lane = lane;
@@ -80,14 +77,15 @@ class Step {
 
 // Four ranks gather 8 bytes at one a second: 6 come from others.
 TEST(PlanTime, AddsUpWhatFollowsEachOther) {
-  Step step;
-  step.collect(step.gathers(), collective(Op::all_gather, 4, 8));
+  LoggedStep step;
+  step.collect(step.gathers(), recorded_call(comm::Op::all_gather, 4, 8));
   step.wait(step.computing(), step.gathers());
   step.compute(10);
   step.wait(step.reductions(), step.computing());
-  step.collect(step.reductions(), collective(Op::reduce_scatter, 4, 8, Phase::reduce));
+  step.collect(step.reductions(),
+               recorded_call(comm::Op::reduce_scatter, 4, 8, comm::Phase::reduce));
   step.wait(step.computing(), step.reductions());
-  const PredictedStep time = step.predict(unit_cluster());
+  const PredictedStep time = step.predict(unit_rates());
   EXPECT_DOUBLE_EQ(time.seconds, 6 + 10 + 6);
   EXPECT_DOUBLE_EQ(time.exposed.gather_forward, 6);
   EXPECT_DOUBLE_EQ(time.exposed.reduce, 6);
@@ -95,60 +93,61 @@ TEST(PlanTime, AddsUpWhatFollowsEachOther) {
 }
 
 TEST(PlanTime, HidesAGatherBehindALongerComputation) {
-  Step step;
+  LoggedStep step;
   step.compute(1);
-  step.collect(step.gathers(), collective(Op::all_gather, 4, 8));
+  step.collect(step.gathers(), recorded_call(comm::Op::all_gather, 4, 8));
   step.compute(9);
   step.wait(step.computing(), step.gathers());
   step.compute(10);
-  const PredictedStep time = step.predict(unit_cluster());
+  const PredictedStep time = step.predict(unit_rates());
   EXPECT_DOUBLE_EQ(time.seconds, 20);
   EXPECT_DOUBLE_EQ(time.exposed.total(), 0);
 }
 
 TEST(PlanTime, CountsOnlyTheRestOfAGatherThatIsPartlyHidden) {
-  Step step;
-  step.collect(step.gathers(), collective(Op::all_gather, 4, 8, Phase::backward));
+  LoggedStep step;
+  step.collect(step.gathers(), recorded_call(comm::Op::all_gather, 4, 8, comm::Phase::backward));
   step.compute(4);
   step.wait(step.computing(), step.gathers());
   step.compute(1);
-  const PredictedStep time = step.predict(unit_cluster());
+  const PredictedStep time = step.predict(unit_rates());
   EXPECT_DOUBLE_EQ(time.seconds, 7);
   EXPECT_DOUBLE_EQ(time.exposed.gather_backward, 2);
 }
 
 // 6 seconds of link each, on one link: together 12, and neither is done before.
 TEST(PlanTime, SharesALinkBetweenCollectivesAtTheSameTime) {
-  Step step;
-  step.collect(step.gathers(), collective(Op::all_gather, 4, 8));
-  step.collect(step.reductions(), collective(Op::reduce_scatter, 4, 8, Phase::reduce));
+  LoggedStep step;
+  step.collect(step.gathers(), recorded_call(comm::Op::all_gather, 4, 8));
+  step.collect(step.reductions(),
+               recorded_call(comm::Op::reduce_scatter, 4, 8, comm::Phase::reduce));
   step.wait(step.computing(), step.gathers());
   step.compute(1);
   step.wait(step.computing(), step.reductions());
-  EXPECT_DOUBLE_EQ(step.predict(unit_cluster()).seconds, 13);
+  EXPECT_DOUBLE_EQ(step.predict(unit_rates()).seconds, 13);
 }
 
 // Up and down are ways of their own.
 TEST(PlanTime, CopiesToTheHostAndFromItAtTheSameTime) {
-  Step step;
-  step.copy(step.gathers(), Kind::to_device, 5);
-  step.copy(step.reductions(), Kind::to_host, 5);
+  LoggedStep step;
+  step.copy(step.gathers(), LoggedWork::Kind::to_device, 5);
+  step.copy(step.reductions(), LoggedWork::Kind::to_host, 5);
   step.wait(step.computing(), step.gathers());
   step.wait(step.computing(), step.reductions());
-  const PredictedStep time = step.predict(unit_cluster());
+  const PredictedStep time = step.predict(unit_rates());
   EXPECT_DOUBLE_EQ(time.seconds, 5);
   EXPECT_DOUBLE_EQ(time.exposed.transfer, 5);
 }
 
 // Two threads of a CPU rank that has one core: each runs at half its rate while both do.
 TEST(PlanTime, SharesACoreBetweenARanksThreads) {
-  Cluster cluster = unit_cluster();
+  Cluster cluster = unit_rates();
   cluster.device = DeviceType::cpu;
   StepRecord record;
   const std::uint32_t side = record.log.add_lane("gather");
   for (const std::uint32_t lane : {side, WorkLog::host}) {
     LoggedWork work;
-    work.kind = Kind::kernel;
+    work.kind = LoggedWork::Kind::kernel;
     work.lane = lane;
     work.kernel.kernel = KernelId::binary;
     work.kernel.bytes = lane == side ? 2 : 5;
@@ -164,11 +163,11 @@ TEST(PlanTime, SharesACoreBetweenARanksThreads) {
 
 // Of n ranks a ring has n - 1 steps, a tree two times log n; a ring moves less of a sum.
 TEST(PlanTime, TakesATreeForSmallSumsAndARingForLargeOnes) {
-  Cluster cluster = unit_cluster();
+  Cluster cluster = unit_rates();
   cluster.per_node = 64;
   cluster.inside = {1e9, 1e-6};
-  const auto small = collective(Op::all_reduce, 64, 1e3);
-  const auto large = collective(Op::all_reduce, 64, 1e9);
+  const auto small = recorded_call(comm::Op::all_reduce, 64, 1e3);
+  const auto large = recorded_call(comm::Op::all_reduce, 64, 1e9);
   EXPECT_EQ(time_of(small, cluster).algorithm, CollectiveAlgorithm::tree);
   EXPECT_EQ(time_of(large, cluster).algorithm, CollectiveAlgorithm::ring);
   const CollectiveTime ring = time_of(large, cluster, CollectiveAlgorithm::ring);
@@ -182,15 +181,15 @@ TEST(PlanTime, TakesATreeForSmallSumsAndARingForLargeOnes) {
 // Two nodes of four: 3/4 of 7/8 of the bytes never leave a node, and each of the four rings carries
 // a quarter of what does.
 TEST(PlanTime, EntersANodeOnceThroughAllOfItsLinks) {
-  Cluster cluster = unit_cluster();
+  Cluster cluster = unit_rates();
   cluster.inside = {1e9, 0};
   cluster.across = Link{1.0, 0.5};
   const CollectiveTime time =
-      time_of(collective(Op::all_gather, 8, 80), cluster, CollectiveAlgorithm::ring);
+      time_of(recorded_call(comm::Op::all_gather, 8, 80), cluster, CollectiveAlgorithm::ring);
   EXPECT_NEAR(time.across, 80 * 0.5 / 4, 1e-12);
   EXPECT_NEAR(time.latency, 0.5, 1e-12);
   // Replicas that lie a node apart have a link each.
-  auto replicas = collective(Op::all_reduce, 2, 80);
+  auto replicas = recorded_call(comm::Op::all_reduce, 2, 80);
   replicas.stride = 4;
   const CollectiveTime apart = time_of(replicas, cluster, CollectiveAlgorithm::ring);
   EXPECT_DOUBLE_EQ(apart.inside, 0);
@@ -198,25 +197,25 @@ TEST(PlanTime, EntersANodeOnceThroughAllOfItsLinks) {
 }
 
 TEST(PlanTime, RefusesNodesWithoutALinkBetweenThem) {
-  Cluster cluster = unit_cluster();
+  Cluster cluster = unit_rates();
   cluster.across.reset();
-  EXPECT_NO_THROW(time_of(collective(Op::all_gather, 4, 8), cluster));
-  EXPECT_THROW(time_of(collective(Op::all_gather, 8, 8), cluster), Error);
+  EXPECT_NO_THROW(time_of(recorded_call(comm::Op::all_gather, 4, 8), cluster));
+  EXPECT_THROW(time_of(recorded_call(comm::Op::all_gather, 8, 8), cluster), Error);
 }
 
 // In one memory whoever sums reads everybody's part, and a gather copies nothing.
 TEST(PlanTime, KnowsRanksOfOneMemory) {
-  const Cluster cluster = unit_cluster();
-  auto call = collective(Op::all_gather, 2, 1000);
+  const Cluster cluster = unit_rates();
+  auto call = recorded_call(comm::Op::all_gather, 2, 1000);
   call.one_memory = true;
   EXPECT_DOUBLE_EQ(time_of(call, cluster).seconds(), 0);
-  call.op = Op::reduce_scatter;
+  call.op = comm::Op::reduce_scatter;
   call.dtype = call.sum_dtype = float32;
   EXPECT_DOUBLE_EQ(time_of(call, cluster).seconds(), 1500);
 }
 
 TEST(PlanTime, ComputesAProductAtItsRateAndItsBytesAtTheMemorys) {
-  Cluster cluster = unit_cluster();
+  Cluster cluster = unit_rates();
   cluster.matrix_rate[float32] = 100;
   KernelWork product;
   product.kernel = KernelId::matmul;
@@ -231,7 +230,7 @@ TEST(PlanTime, ComputesAProductAtItsRateAndItsBytesAtTheMemorys) {
 
 // A tile more than multiprocessors takes a second round.
 TEST(PlanTime, LosesWhatAProductsTilesLeaveIdle) {
-  Cluster cluster = unit_cluster();
+  Cluster cluster = unit_rates();
   cluster.matrix_rate[float32] = 1e9;
   cluster.multiprocessors = 16;
   const auto product = [](std::int64_t m, std::int64_t n) {
@@ -249,7 +248,7 @@ TEST(PlanTime, LosesWhatAProductsTilesLeaveIdle) {
 }
 
 TEST(PlanTime, TakesWhatWasMeasuredWhereItWas) {
-  Cluster cluster = unit_cluster();
+  Cluster cluster = unit_rates();
   MeasuredKernel measured;
   measured.work.kernel = KernelId::bias_gelu;
   measured.work.bytes = 1000;
@@ -273,7 +272,7 @@ TEST(PlanTime, CountsTheModelsOperationsWithoutRecomputation) {
   StepRecord record;
   record.compute = record.log.add_lane("compute");
   LoggedWork work;
-  work.kind = Kind::kernel;
+  work.kind = LoggedWork::Kind::kernel;
   work.lane = record.compute;
   work.kernel.kernel = KernelId::matmul;
   work.kernel.operations = 10;
@@ -282,14 +281,13 @@ TEST(PlanTime, CountsTheModelsOperationsWithoutRecomputation) {
   work.kernel.operations = 50;
   record.log.add(work);
   const PredictedStep time =
-      predict_step(record, {.ranks = 1, .device = DeviceType::cuda}, unit_cluster());
+      predict_step(record, {.ranks = 1, .device = DeviceType::cuda}, unit_rates());
   EXPECT_DOUBLE_EQ(time.model_operations, 10 + 40);
   EXPECT_DOUBLE_EQ(time.seconds, 60);
 }
 
 TEST(PlanTime, RefusesAClusterOfAnotherDevice) {
-  const Step step;
-  Cluster cluster = unit_cluster();
+  Cluster cluster = unit_rates();
   cluster.device = DeviceType::cpu;
   EXPECT_THROW(predict_step(StepRecord{}, {.ranks = 1, .device = DeviceType::cuda}, cluster),
                Error);
