@@ -130,14 +130,14 @@ void ask_sharding(Interview& interview, ConfigAnswers& answers) {
       interview.truth("Recompute activations in the backward", answers.activation_checkpointing);
 }
 
-using Lines = std::map<std::string, std::string>;
+using AnswerLines = std::map<std::string, std::string>;
 
 const char* truth_text(bool value) {
   return value ? "true" : "false";
 }
 
-Lines sharding_lines(const ConfigAnswers& answers) {
-  Lines lines = {{"fsdp_version", std::to_string(answers.version)},
+AnswerLines sharding_lines(const ConfigAnswers& answers) {
+  AnswerLines lines = {{"fsdp_version", std::to_string(answers.version)},
                  {"fsdp_offload_params", truth_text(answers.offload)},
                  {"fsdp_auto_wrap_policy", answers.wrap_policy},
                  {"fsdp_state_dict_type", answers.state_dict_type},
@@ -191,7 +191,7 @@ ConfigAnswers ask_questions(const Ask& ask) {
 }
 
 std::string config_text(const ConfigAnswers& answers) {
-  const Lines top = {{"compute_environment", "LOCAL_MACHINE"},
+  const AnswerLines top = {{"compute_environment", "LOCAL_MACHINE"},
                      {"debug", "false"},
                      {"distributed_type", type_text(answers)},
                      {"machine_rank", "0"},

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <optional>
@@ -10,9 +11,14 @@
 
 #include "cli/accelerate_config.h"
 #include "cli/bytes_text.h"
+#include "cli/cluster_calibrate.h"
+#include "cli/cluster_file.h"
+#include "cli/html_report.h"
 #include "cli/nearest.h"
 #include "cli/plan_advice.h"
 #include "cli/plan_report.h"
+#include "cli/plan_sweep.h"
+#include "cli/plan_time_report.h"
 #include "cli/recipe_values.h"
 #include "cli/subcommands.h"
 #include "engine/backend.h"
@@ -44,6 +50,17 @@ class JsonFile {
   std::ofstream stream_;
 };
 
+// Opened before the work as well; written as text.
+void write_cluster(const std::string& file, const Cluster& cluster) {
+  std::ofstream stream(file, std::ios::binary);
+  stream << cluster_text(cluster,
+                         {"Measured by tessera plan --calibrate with nothing else running; "
+                          "docs/cluster.md describes the keys."});
+  stream.close();
+  TESSERA_CHECK(stream.good(), ErrorCode::runtime, "--calibrate {}: {}", file,
+                describe_errno("write", errno));
+}
+
 struct PlanCommand {
   std::string file;
   std::vector<std::string> overrides;
@@ -53,45 +70,122 @@ struct PlanCommand {
   std::string device;
   std::string device_memory;
   std::string json;
+  std::string html;
+  std::string cluster_name;
+  std::string calibrate_file;
+  std::vector<std::string> sweep;
   std::string config_file;
 
   [[nodiscard]] int run() const {
-    const std::vector<Strategy> asked = strategies();
-    const std::optional<std::uint64_t> memory = memory_bytes();
-    std::vector<std::string> settings = overrides;
-    if (!device.empty()) settings.push_back("train.device=" + device);
-    if (group_size > 0) settings.push_back(fmt::format("sharding.group_size={}", group_size));
-    Recipe recipe = load_recipe(file, settings, chosen_config_file(config_file));
-    if (asked.size() == 1) recipe.sharding.sharding_strategy = asked.front();
+    if (!calibrate_file.empty()) return measure();
+    TESSERA_CHECK(!file.empty(), ErrorCode::usage,
+                  "recipe is required: the file to plan for, as in tessera plan RECIPE.yaml");
+    const AskedStrategies asked = strategies();
+    std::optional<Cluster> cluster;
+    if (!cluster_name.empty()) cluster = find_cluster(cluster_name);
+    TESSERA_CHECK(cluster || (sweep.empty() && !asked.none && !asked.dp), ErrorCode::usage,
+                  "{} compares times: name the machine with --cluster",
+                  sweep.empty() ? "--strategy none or dp" : "--sweep");
+    std::optional<std::uint64_t> memory = memory_bytes();
+    if (!memory && cluster) memory = cluster->memory;
+    const Recipe recipe = read_recipe(cluster, {});
     check_group(recipe);
     validate(recipe, world_size);
     JsonFile output(json);
     PlanReport report{.recipe = recipe,
-                      .world = planned_world(recipe),
+                      .world = planned_world(recipe, world_size),
                       .device_memory = memory,
                       .plans = {},
                       .advice = {},
                       .least = {}};
-    make_plans(asked, report);
+    report.world.timed = cluster.has_value();
+    make_plans(asked.sharded, report);
     fmt::print("{}", plan_text(report));
-    output.write(plan_json(report));
+    nlohmann::ordered_json result = plan_json(report);
+    if (cluster) {
+      const std::vector<TimedRow> rows = timed_rows(report, *cluster, asked);
+      fmt::print("{}", time_text(rows, *cluster, memory));
+      add_time_json(result, rows, *cluster, memory);
+    }
+    output.write(result);
+    if (!html.empty()) write_html_report(result, html);
     return something_fits(report) ? 0 : static_cast<int>(ErrorCode::out_of_memory);
   }
 
  private:
-  // None: the recipe's.
-  [[nodiscard]] std::vector<Strategy> strategies() const {
-    if (strategy.empty()) return {};
-    std::vector<Strategy> all;
-    std::vector<std::string> names = {"all"};
-    for (const StrategyRow& row : strategy_table) {
-      all.push_back(row.strategy);
-      names.emplace_back(row.name);
-      if (lower_case(row.name) == lower_case(strategy)) return {row.strategy};
+  [[nodiscard]] int measure() const {
+    TESSERA_CHECK(file.empty(), ErrorCode::usage,
+                  "--calibrate measures this machine and plans nothing: leave the recipe out");
+    const std::filesystem::path folder = std::filesystem::absolute(calibrate_file).parent_path();
+    TESSERA_CHECK(std::filesystem::is_directory(folder), ErrorCode::configuration,
+                  "--calibrate {}: the folder {} does not exist", calibrate_file, folder.string());
+    const Cluster cluster = calibrate({.folder = folder, .progress = [](const std::string& what) {
+                                         fmt::print(stderr, "measuring: {}\n", what);
+                                       }});
+    write_cluster(calibrate_file, cluster);
+    fmt::print("{}: {} measured kernels, {:.3g} FLOP/s of float32, {:.3g} B/s of memory a core\n",
+               calibrate_file, cluster.measured.size(), cluster.matrix_rate.at(float32),
+               cluster.memory_rate);
+    return 0;
+  }
+
+  [[nodiscard]] Recipe read_recipe(const std::optional<Cluster>& cluster,
+                                   const std::vector<std::string>& more) const {
+    std::vector<std::string> settings = overrides;
+    if (!device.empty()) {
+      settings.push_back("train.device=" + device);
+    } else if (cluster) {
+      settings.emplace_back(cluster->device == DeviceType::cuda ? "train.device=cuda"
+                                                                : "train.device=cpu");
     }
-    if (lower_case(strategy) == "all") return all;
-    fail(ErrorCode::usage, "--strategy {}: there are {}{}", strategy, fmt::join(names, ", "),
-         did_you_mean(strategy, names));
+    if (group_size > 0) settings.push_back(fmt::format("sharding.group_size={}", group_size));
+    settings.insert(settings.end(), more.begin(), more.end());
+    Recipe recipe = load_recipe(file, settings, chosen_config_file(config_file));
+    const AskedStrategies asked = strategies();
+    if (asked.sharded.size() == 1) recipe.sharding.sharding_strategy = asked.sharded.front();
+    return recipe;
+  }
+
+  // Those of the report, or of every combination that is swept over.
+  [[nodiscard]] std::vector<TimedRow> timed_rows(const PlanReport& report, const Cluster& cluster,
+                                                 const AskedStrategies& asked) const {
+    std::vector<TimedRow> rows;
+    if (sweep.empty()) {
+      add_baselines(asked, report.world, report.recipe, cluster, rows);
+      for (const StrategyPlan& plan : report.plans) {
+        rows.push_back(timed_row(plan, report.world, report.recipe, cluster));
+      }
+      return rows;
+    }
+    for (const SweepPoint& point : sweep_points(sweep, world_size)) {
+      const Recipe recipe = read_recipe(cluster, point.settings);
+      const bool own =
+          point.strategies.none || point.strategies.dp || !point.strategies.sharded.empty();
+      AskedStrategies chosen = own ? point.strategies : asked;
+      if (chosen.sharded.empty() && !chosen.none && !chosen.dp) {
+        chosen.sharded.push_back(recipe.sharding.sharding_strategy);
+      }
+      PlanWorld world = planned_world(recipe, point.world_size);
+      world.timed = true;
+      const std::size_t first = rows.size();
+      add_baselines(chosen, world, recipe, cluster, rows);
+      for (const Strategy one : chosen.sharded) {
+        rows.push_back(timed_row(plan_strategy(recipe, world, one), world, recipe, cluster));
+      }
+      for (std::size_t i = first; i < rows.size(); ++i) rows[i].settings = point.settings;
+    }
+    return rows;
+  }
+  static void add_baselines(const AskedStrategies& asked, const PlanWorld& world,
+                            const Recipe& recipe, const Cluster& cluster,
+                            std::vector<TimedRow>& rows) {
+    if (asked.none) rows.push_back(row_of_one_rank(world, recipe, cluster));
+    if (asked.dp) rows.push_back(row_of_data_parallel(world, recipe, cluster));
+  }
+
+  // None: the recipe's.
+  [[nodiscard]] AskedStrategies strategies() const {
+    return strategy.empty() ? AskedStrategies() : strategies_named(strategy, "--strategy");
   }
 
   [[nodiscard]] std::optional<std::uint64_t> memory_bytes() const {
@@ -111,7 +205,7 @@ struct PlanCommand {
                   where(recipe, "sharding.group_size"), group.value_or(0), world_size);
   }
 
-  [[nodiscard]] PlanWorld planned_world(const Recipe& recipe) const {
+  [[nodiscard]] static PlanWorld planned_world(const Recipe& recipe, int world_size) {
     const DeviceChoice choice = recipe.train.device;
     const bool gpus =
         choice == DeviceChoice::cuda ||
@@ -140,7 +234,9 @@ struct PlanCommand {
                                  [](const StrategyPlan& row) { return row.plan.has_value(); });
     if (!any) fail(ErrorCode::configuration, "{}", report.plans.front().refused);
     if (!something_fits(report)) {
-      Advices advices = advise(recipe, report.world, *report.device_memory);
+      PlanWorld untimed = report.world;
+      untimed.timed = false;
+      Advices advices = advise(recipe, untimed, *report.device_memory);
       report.advice = std::move(advices.fitting);
       report.least = std::move(advices.least);
     }
@@ -151,44 +247,62 @@ struct PlanCommand {
 
 Command describe_plan() {
   const auto options = std::make_shared<PlanCommand>();
-  return {.arguments = {{.name = "recipe",
-                         .target = &options->file,
-                         .help = "The recipe",
-                         .type = "FILE",
-                         .required = true},
-                        {.name = "--set",
-                         .target = &options->overrides,
-                         .help = "Override a key, as in data.batch_size=1; repeatable",
-                         .type = "KEY=VALUE"},
-                        config_file_argument(&options->config_file),
-                        {.name = "--world-size",
-                         .target = &options->world_size,
-                         .help = "Ranks to plan for",
-                         .shows_default = true,
-                         .least = 1,
-                         .most = most_planned_ranks},
-                        {.name = "--group-size",
-                         .target = &options->group_size,
-                         .help = "HYBRID_*: ranks that share one copy; the same as "
-                                 "sharding.group_size; by default 8, or what divides the world",
-                         .least = 1},
-                        {.name = "--strategy",
-                         .target = &options->strategy,
-                         .help = "A sharding strategy, or all of them; by default the recipe's",
-                         .type = "NAME|all"},
-                        {.name = "--device",
-                         .target = &options->device,
-                         .help = "Where ranks would compute; the same as train.device",
-                         .type = "auto|cpu|cuda"},
-                        {.name = "--device-memory",
-                         .target = &options->device_memory,
-                         .help = "What a rank may take, as in 80GB: says whether it fits, and what "
-                                 "would make it",
-                         .type = "BYTES"},
-                        {.name = "--json",
-                         .target = &options->json,
-                         .help = "Write the plan there as well, as JSON",
-                         .type = "FILE"}},
+  return {.arguments =
+              {{.name = "recipe", .target = &options->file, .help = "The recipe", .type = "FILE"},
+               {.name = "--set",
+                .target = &options->overrides,
+                .help = "Override a key, as in data.batch_size=1; repeatable",
+                .type = "KEY=VALUE"},
+               config_file_argument(&options->config_file),
+               {.name = "--world-size",
+                .target = &options->world_size,
+                .help = "Ranks to plan for",
+                .shows_default = true,
+                .least = 1,
+                .most = most_planned_ranks},
+               {.name = "--group-size",
+                .target = &options->group_size,
+                .help = "HYBRID_*: ranks that share one copy; the same as "
+                        "sharding.group_size; by default 8, or what divides the world",
+                .least = 1},
+               {.name = "--strategy",
+                .target = &options->strategy,
+                .help = "A sharding strategy, or all of them; by default the recipe's",
+                .type = "NAME|all"},
+               {.name = "--device",
+                .target = &options->device,
+                .help = "Where ranks would compute; the same as train.device",
+                .type = "auto|cpu|cuda"},
+               {.name = "--device-memory",
+                .target = &options->device_memory,
+                .help = "What a rank may take, as in 80GB: says whether it fits, and what "
+                        "would make it",
+                .type = "BYTES"},
+               {.name = "--cluster",
+                .target = &options->cluster_name,
+                .help = "The machine to predict a step's time for: h100, h200, a100, v100, "
+                        "or a file (docs/cluster.md); its memory is the default of "
+                        "--device-memory",
+                .type = "NAME|FILE"},
+               {.name = "--sweep",
+                .target = &options->sweep,
+                .help = "With --cluster: a key and the values to compare, as world_size=8,16 "
+                        "or strategy=all or sharding.activation_checkpointing=false,true; "
+                        "repeatable, every combination is a row",
+                .type = "KEY=VALUES"},
+               {.name = "--calibrate",
+                .target = &options->calibrate_file,
+                .help = "Measure this machine's CPUs and write its cluster file there: a "
+                        "minute or two in which nothing else should run",
+                .type = "FILE"},
+               {.name = "--html",
+                .target = &options->html,
+                .help = "Write the plan there as well, as a page",
+                .type = "FILE"},
+               {.name = "--json",
+                .target = &options->json,
+                .help = "Write the plan there as well, as JSON",
+                .type = "FILE"}},
           .run = [options](const std::vector<std::string>&) { return options->run(); },
           .footer = "Exit code 6: nothing that was planned fits into --device-memory."};
 }

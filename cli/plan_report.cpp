@@ -189,6 +189,8 @@ std::string plan_text(const PlanReport& report) {
 
 nlohmann::ordered_json plan_json(const PlanReport& report) {
   nlohmann::ordered_json json = {
+      {"format", "tessera-plan"},
+      {"version", 1},
       {"recipe", report.recipe.source},
       {"world_size", report.world.ranks},
       {"device", report.world.device == DeviceType::cuda ? "cuda" : "cpu"},

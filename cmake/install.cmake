@@ -62,4 +62,6 @@ if(TESSERA_PROGRAM)
   install(FILES ${tessera_peers} DESTINATION ${CMAKE_INSTALL_DATADIR}/tessera/peers COMPONENT program)
   install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/CHANGELOG.md
           DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/tessera COMPONENT program)
+  # The program has them in itself; as files they are there to be read and changed.
+  install(FILES ${tessera_clusters} DESTINATION ${CMAKE_INSTALL_DATADIR}/tessera/clusters COMPONENT program)
 endif()

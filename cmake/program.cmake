@@ -12,7 +12,32 @@ add_custom_command(
           -D DESTINATION=${PROJECT_BINARY_DIR}/generated/html_page.cpp -P ${PROJECT_SOURCE_DIR}/cmake/embed_page.cmake
   DEPENDS ${tessera_page_sources} ${PROJECT_SOURCE_DIR}/cmake/embed_page.cmake
   COMMENT "Embedding the page of --html")
-add_library(tessera_cli STATIC ${tessera_cli_sources} ${PROJECT_BINARY_DIR}/generated/html_page.cpp)
+list(APPEND tessera_cli_sources ${PROJECT_BINARY_DIR}/generated/html_page.cpp)
+# The clusters that `tessera plan --cluster NAME` knows: their files, as texts in the program.
+file(GLOB tessera_clusters CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/clusters/*.yaml)
+set(tessera_cluster_rows "")
+foreach(cluster IN LISTS tessera_clusters)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${cluster})
+  cmake_path(GET cluster STEM name)
+  file(READ ${cluster} text)
+  string(APPEND tessera_cluster_rows "      {\"${name}\", R\"cluster(${text})cluster\"},\n")
+endforeach()
+file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/shipped_clusters.cpp @ONLY CONTENT [[
+// Made from clusters/*.yaml.
+#include "cli/cluster_file.h"
+
+namespace tessera::cli {
+
+const std::vector<ShippedCluster>& shipped_clusters() {
+  static const std::vector<ShippedCluster> clusters = {
+@tessera_cluster_rows@  };
+  return clusters;
+}
+
+}  // namespace tessera::cli
+]])
+list(APPEND tessera_cli_sources ${PROJECT_BINARY_DIR}/shipped_clusters.cpp)
+add_library(tessera_cli STATIC ${tessera_cli_sources})
 target_link_libraries(tessera_cli PUBLIC tessera CLI11::CLI11 yaml-cpp PRIVATE tessera_settings)
 add_executable(tessera_program ${PROJECT_SOURCE_DIR}/cli/main.cpp)
 set_target_properties(tessera_program PROPERTIES OUTPUT_NAME tessera

@@ -12,6 +12,19 @@ const kernels::KernelTable& kernels_of(Device device);
 // What kernels on the device are called with: the calling thread's current queue there.
 kernels::Queue kernel_queue(Device device);
 
+// What the calling thread launches on the CPU goes through `table` instead, which outlives the
+// guard: for measuring.
+class KernelTableGuard {
+ public:
+  explicit KernelTableGuard(const kernels::KernelTable& table);
+  ~KernelTableGuard();
+  KernelTableGuard(const KernelTableGuard&) = delete;
+  KernelTableGuard& operator=(const KernelTableGuard&) = delete;
+
+ private:
+  const kernels::KernelTable* previous_;
+};
+
 }  // namespace tessera
 
 // TESSERA_LAUNCH(device, kernel, {arguments}): the arguments are not evaluated on `meta`, where

@@ -57,6 +57,10 @@ Region::Region(const RecomputeOptions& options)
   }
 }
 
+bool Region::in_second_run() {
+  return second_run != nullptr;
+}
+
 bool Region::in_first_run() {
   return first_run != nullptr;
 }

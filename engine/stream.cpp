@@ -96,7 +96,9 @@ struct Stream::State {
     // Planned work takes no time, and in one order it gives one plan.
     serial = device.is_planned() || (setting != nullptr && std::string_view(setting) == "1");
     if (on_gpu()) require_device(device);
-    if (on_gpu() && !serial) queue = backend_of(device.type).make_queue(device, name);
+    if (device.is_planned() || (on_gpu() && !serial)) {
+      queue = backend_of(device.type).make_queue(device, name);
+    }
   }
 
   const std::string name;
@@ -134,6 +136,7 @@ struct Stream::State {
     const PointHandle begin = queue->record_timed();
     item.work();
     PointHandle end = queue->record_timed();
+    if (!on_gpu()) return end;  // planned work takes no time
     const std::lock_guard lock(mutex);
     spans.push_back({begin, end});
     count_reached_spans();
@@ -201,11 +204,13 @@ Event Stream::enqueue(std::function<void()> work) {
   Event event;
   event.state_ = std::make_shared<Event::State>(state_->device);
   State::Item item{std::move(work), event.state_, nullptr};
+  if (state_->queue) item.begin = current_queue(state_->device).record();
   if (state_->serial) {
+    std::optional<QueueGuard> guard;
+    if (state_->queue) guard.emplace(*state_->queue);
     state_->execute(item);
     return event;
   }
-  if (state_->on_gpu()) item.begin = current_queue(state_->device).record();
   {
     const std::lock_guard lock(state_->mutex);
     state_->items.push_back(std::move(item));

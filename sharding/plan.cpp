@@ -10,9 +10,12 @@
 
 #include "engine/autograd.h"
 #include "engine/memory.h"
+#include "engine/planned/backend.h"
+#include "engine/planned/work_log.h"
 #include "kernels/base/error.h"
 #include "sharding/comm/record/communicator.h"
 #include "sharding/fully_shard.h"
+#include "sharding/plan_time.h"
 #include "sharding/step_position.h"
 
 namespace tessera {
@@ -79,9 +82,10 @@ void run_on_own_thread(const std::function<void()>& work) {
 
 struct Planning::State {
   State(const comm::RecordedWorld& world, std::shared_ptr<comm::Recorder> calls)
-      : recorder(std::move(calls)), context(context_of(world, recorder)) {}
+      : recorder(std::move(calls)), device(world.device), context(context_of(world, recorder)) {}
 
   std::shared_ptr<comm::Recorder> recorder;
+  Device device;
   Context context;
   std::optional<MemoryPlan> plan;  // since the last step's end
   std::string peak_unit;
@@ -113,6 +117,11 @@ void Planning::end_step() {
   plan.unit = state_->peak_unit;
   plan.phase = name_of(state_->peak_phase);
   plan.collectives = collectives_of(*state_->recorder);
+  if (WorkLog* const log = work_log()) {
+    plan.step = std::make_shared<const StepRecord>(
+        StepRecord{*log, planned_lane(state_->device), state_->recorder->collectives()});
+    log->begin();
+  }
   state_->recorder->clear();
 }
 
@@ -136,6 +145,8 @@ std::uint64_t MemoryPlan::moved_bytes() const {
 MemoryPlan plan(const PlanWorld& world, const std::function<void(Planning&)>& program) {
   std::optional<MemoryPlan> result;
   run_on_own_thread([&] {
+    WorkLog log;
+    const WorkLogGuard logging(world.timed ? &log : nullptr);
     Planning planning(world);
     Planning::State& state = *planning.state_;
     const Device device = state.context.device();

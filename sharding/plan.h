@@ -30,6 +30,7 @@ struct PlanWorld {
   // device says.
   std::optional<bool> one_memory = {};
   bool fixed_reduction_order = false;  // ConnectOptions::fixed_order
+  bool timed = false;                  // MemoryPlan::step is wanted
 };
 inline constexpr int most_planned_ranks = 65'536;
 
@@ -59,11 +60,14 @@ struct RankMemory {
 // with the collective memory that the rank holds now.
 RankMemory measure_memory(const Context& context);
 
+struct StepRecord;  // sharding/plan_time.h
+
 struct MemoryPlan {
   RankMemory memory;  // at the peak
   std::string unit;   // where the peak is: "" is the root
   std::string_view phase;
   std::vector<PlannedCollective> collectives;  // of one step; without control messages
+  std::shared_ptr<const StepRecord> step;      // what the last step does; of PlanWorld::timed
   [[nodiscard]] std::size_t total() const { return memory.total(); }
   [[nodiscard]] std::uint64_t moved_bytes() const;
 };

@@ -19,6 +19,7 @@
 
 #include "engine/memory.h"
 #include "engine/offload/file_window.h"
+#include "engine/planned/backend.h"
 #include "kernels/base/error.h"
 
 namespace tessera {
@@ -85,6 +86,16 @@ void StateFile::await_holders() {
   if (!holders_->any.load()) return;
   std::unique_lock lock(holders_->mutex);
   holders_->gone.wait(lock, [this] { return holders_->count == 0; });
+}
+
+void StateFile::note_planned(LoggedWork::Kind kind, std::size_t bytes) const {
+  WorkLog* const log = work_log();
+  if (log == nullptr || bytes == 0) return;
+  LoggedWork work;
+  work.kind = kind;
+  work.lane = planned_lane(folder_.device);
+  work.bytes = static_cast<double>(bytes);
+  log->add(work);
 }
 
 StateFile::StateFile(const StateFolder& folder, std::string what, MemoryKind kind,
@@ -179,7 +190,8 @@ bool StateFile::goes_direct(std::uint64_t offset, const void* data, std::size_t 
 }
 
 void StateFile::read(std::uint64_t offset, std::byte* data, std::size_t bytes) const {
-  if (file_.fd == -1 || bytes == 0) return;
+  if (file_.fd == -1) return note_planned(LoggedWork::Kind::file_read, bytes);
+  if (bytes == 0) return;
   if (!direct_ || goes_direct(offset, data, bytes)) return read_blocks(offset, data, bytes);
   // The blocks around it, through memory that is aligned.
   const AlignedBlock block = aligned_block(std::min(unaligned_piece, round_up(bytes) + alignment));
@@ -196,7 +208,8 @@ void StateFile::read(std::uint64_t offset, std::byte* data, std::size_t bytes) c
 }
 
 void StateFile::write(std::uint64_t offset, const std::byte* data, std::size_t bytes) {
-  if (file_.fd == -1 || bytes == 0) return;
+  if (file_.fd == -1) return note_planned(LoggedWork::Kind::file_write, bytes);
+  if (bytes == 0) return;
   await_holders();
   if (!direct_ || goes_direct(offset, data, bytes)) return write_blocks(offset, data, bytes);
   const AlignedBlock block = aligned_block(std::min(unaligned_piece, round_up(bytes) + alignment));

@@ -13,6 +13,7 @@
 
 #include "engine/memory_kind.h"
 #include "engine/offload/file_place.h"
+#include "engine/planned/work_log.h"
 #include "engine/stream.h"
 
 namespace tessera {
@@ -68,6 +69,7 @@ class StateFile {
  private:
   void open();
   void reserve();
+  void note_planned(LoggedWork::Kind kind, std::size_t bytes) const;
   [[nodiscard]] bool takes_direct_transfers() const;
   [[nodiscard]] bool goes_direct(std::uint64_t offset, const void* data, std::size_t bytes) const;
   [[nodiscard]] std::size_t whole_blocks(std::size_t done, std::size_t wanted) const;

@@ -1,9 +1,11 @@
-// Kernels, copies and queues that do nothing, over a source that only counts.
+// Kernels, copies and queues that do nothing but log their work where somebody wants it, over a
+// source that only counts.
 #include "engine/planned/backend.h"
 
 #include <cstring>
 
 #include "engine/planned/counting_source.h"
+#include "engine/planned/work_log.h"
 
 namespace tessera {
 namespace {
@@ -11,43 +13,107 @@ namespace {
 constexpr std::size_t page = 4096;
 constexpr std::size_t large_block = std::size_t{1} << 20;
 
+class PlannedPoint final : public QueuePoint {
+ public:
+  explicit PlannedPoint(LoggedPoint point) : point_(point) {}
+  [[nodiscard]] LoggedPoint logged() const { return point_; }
+  [[nodiscard]] bool reached() const override { return true; }
+  void synchronize() const override {
+    if (WorkLog* const log = work_log()) log->wait(WorkLog::host, point_);
+  }
+  [[nodiscard]] double seconds_since(const QueuePoint& /*earlier*/) const override { return 0; }
+
+ private:
+  LoggedPoint point_;
+};
+
+// The thread's own queue of the host is the log's first lane, where its program runs.
+class PlannedQueue final : public DeviceQueue {
+ public:
+  PlannedQueue(Device device, std::string_view name) : device_(device) {
+    if (WorkLog* const log = work_log()) {
+      lane_ = name == "compute" && on_host() ? WorkLog::host : log->add_lane(name);
+    }
+  }
+  [[nodiscard]] Device device() const override { return device_; }
+  [[nodiscard]] kernels::Queue native() override { return {this}; }
+
+  [[nodiscard]] PointHandle record() override {
+    WorkLog* const log = work_log();
+    return log == nullptr ? nullptr : std::make_shared<PlannedPoint>(log->end_of(lane_));
+  }
+  [[nodiscard]] PointHandle record_timed() override { return record(); }
+  void wait(const PointHandle& point) override {
+    WorkLog* const log = work_log();
+    const auto* const planned = dynamic_cast<const PlannedPoint*>(point.get());
+    if (log != nullptr && planned != nullptr) log->wait(lane_, planned->logged());
+  }
+  void synchronize() override {
+    if (WorkLog* const log = work_log()) log->wait(WorkLog::host, log->end_of(lane_));
+  }
+
+  void copy(void* /*to*/, const void* /*from*/, std::size_t bytes) override {
+    note(LoggedWork::Kind::copy, 2 * bytes);
+  }
+  void zero(void* /*memory*/, std::size_t bytes) override { note(LoggedWork::Kind::copy, bytes); }
+  void copy_from_host(void* /*to*/, const void* /*from*/, std::size_t bytes) override {
+    note(LoggedWork::Kind::to_device, bytes);
+  }
+  // What nobody has computed reads as zero: a step that looks at its loss goes on.
+  void copy_to_host(void* to, const void* /*from*/, std::size_t bytes) override {
+    if (bytes > 0) std::memset(to, 0, bytes);
+    note(LoggedWork::Kind::to_host, bytes);
+    synchronize();
+  }
+  void enqueue_copy_from_pinned(void* /*to*/, const void* /*from*/, std::size_t bytes) override {
+    note(LoggedWork::Kind::to_device, bytes);
+  }
+  void enqueue_copy_to_pinned(void* /*to*/, const void* /*from*/, std::size_t bytes) override {
+    note(LoggedWork::Kind::to_host, bytes);
+  }
+
+  void note(const KernelWork& kernel) const {
+    if (WorkLog* const log = work_log()) {
+      LoggedWork work;
+      work.kind = LoggedWork::Kind::kernel;
+      work.lane = lane_;
+      work.kernel = kernel;
+      log->add(work);
+    }
+  }
+  void note(LoggedWork::Kind kind, std::size_t bytes) const {
+    WorkLog* const log = work_log();
+    if (log == nullptr || bytes == 0) return;
+    const bool crosses = kind == LoggedWork::Kind::to_device || kind == LoggedWork::Kind::to_host;
+    LoggedWork work;
+    work.kind = crosses && on_host() ? LoggedWork::Kind::copy : kind;
+    work.lane = lane_;
+    work.bytes = static_cast<double>(crosses && on_host() ? 2 * bytes : bytes);
+    log->add(work);
+  }
+  [[nodiscard]] std::uint32_t lane() const { return lane_; }
+
+ private:
+  [[nodiscard]] bool on_host() const { return device_.stands_for() == DeviceType::cpu; }
+
+  Device device_;
+  std::uint32_t lane_ = WorkLog::host;
+};
+
 template <class Arguments>
-void do_nothing(const Arguments& /*arguments*/, kernels::Queue /*queue*/) {}
+void note_only(const Arguments& arguments, kernels::Queue queue) {
+  if (work_log() == nullptr) return;
+  static_cast<const PlannedQueue*>(queue.native)->note(work_of(arguments));
+}
 
 const kernels::KernelTable& planned_kernels() {
   static constexpr kernels::KernelTable table{
-#define TESSERA_PLANNED_KERNEL(name, Arguments) .name = &do_nothing<kernels::Arguments>,
+#define TESSERA_PLANNED_KERNEL(name, Arguments) .name = &note_only<kernels::Arguments>,
       TESSERA_KERNELS(TESSERA_PLANNED_KERNEL)
 #undef TESSERA_PLANNED_KERNEL
   };
   return table;
 }
-
-class PlannedQueue final : public DeviceQueue {
- public:
-  explicit PlannedQueue(Device device) : device_(device) {}
-  [[nodiscard]] Device device() const override { return device_; }
-  [[nodiscard]] kernels::Queue native() override { return {}; }
-
-  [[nodiscard]] PointHandle record() override { return nullptr; }
-  [[nodiscard]] PointHandle record_timed() override { return nullptr; }
-  void wait(const PointHandle& /*point*/) override {}
-  void synchronize() override {}
-
-  void copy(void* /*to*/, const void* /*from*/, std::size_t /*bytes*/) override {}
-  void zero(void* /*memory*/, std::size_t /*bytes*/) override {}
-  void copy_from_host(void* /*to*/, const void* /*from*/, std::size_t /*bytes*/) override {}
-  // What nobody has computed reads as zero: a step that looks at its loss goes on.
-  void copy_to_host(void* to, const void* /*from*/, std::size_t bytes) override {
-    if (bytes > 0) std::memset(to, 0, bytes);
-  }
-  void enqueue_copy_from_pinned(void* /*to*/, const void* /*from*/,
-                                std::size_t /*bytes*/) override {}
-  void enqueue_copy_to_pinned(void* /*to*/, const void* /*from*/, std::size_t /*bytes*/) override {}
-
- private:
-  Device device_;
-};
 
 class PlannedBackend final : public Backend {
  public:
@@ -59,8 +125,8 @@ class PlannedBackend final : public Backend {
 
   [[nodiscard]] const kernels::KernelTable& kernels() const override { return planned_kernels(); }
   [[nodiscard]] std::unique_ptr<DeviceQueue> make_queue(Device device,
-                                                        std::string_view) const override {
-    return std::make_unique<PlannedQueue>(device);
+                                                        std::string_view name) const override {
+    return std::make_unique<PlannedQueue>(device, name);
   }
   [[nodiscard]] std::shared_ptr<MemorySource> memory_source(Device device) const override {
     return device.index == static_cast<int>(DeviceType::cuda) ? like_a_gpu_ : like_the_cpu_;
@@ -91,6 +157,11 @@ std::byte* CountingSource::take(std::size_t bytes) {
 
 bool CountingSource::discard(std::byte* /*block*/, std::size_t bytes) {
   return stands_for_ == DeviceType::cpu && bytes >= smallest_discarded;
+}
+
+std::uint32_t planned_lane(Device device) {
+  const auto* const queue = dynamic_cast<const PlannedQueue*>(&current_queue(device));
+  return queue == nullptr ? WorkLog::host : queue->lane();
 }
 
 const Backend& planned_backend() {

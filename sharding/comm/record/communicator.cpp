@@ -1,12 +1,29 @@
 // Collectives that are counted.
 #include "sharding/comm/record/communicator.h"
 
+#include "engine/planned/backend.h"
+#include "engine/planned/work_log.h"
 #include "kernels/base/error.h"
 #include "sharding/comm/arguments.h"
 #include "sharding/comm/record/buffer.h"
 #include "sharding/comm/scratch.h"
 
 namespace tessera::comm {
+
+void Recorder::note(const RecordedCollective& collective, Device device) {
+  WorkLog* const log = work_log();
+  if (log == nullptr) return;
+  LoggedWork work;
+  work.kind = LoggedWork::Kind::outside;
+  work.outside = collectives_.size();
+  // Small messages go between the hosts, from the rank's own thread.
+  const bool message = collective.op == Op::exchange || collective.op == Op::broadcast ||
+                       collective.op == Op::barrier;
+  work.lane = message ? WorkLog::host : planned_lane(device);
+  collectives_.push_back(collective);
+  log->add(work);
+}
+
 namespace {
 
 RecordBuffer& recorded(Buffer& buffer, Op op) {
@@ -36,6 +53,7 @@ void RecordCommunicator::all_gather(Buffer& buffer, const std::vector<GatheredRa
   const std::size_t bytes = check_all_gather(mine, ranges, size());
   mine.publish();
   count(Op::all_gather, tag, bytes - bytes / static_cast<std::size_t>(size()));
+  log_call(Op::all_gather, tag, static_cast<double>(bytes));
 }
 
 void RecordCommunicator::reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges,
@@ -55,6 +73,7 @@ void RecordCommunicator::reduce_scatter(Buffer& buffer, const std::vector<Reduce
   }
   mine.release();
   count(Op::reduce_scatter, tag, bytes * static_cast<std::uint64_t>(size() - 1));
+  log_call(Op::reduce_scatter, tag, static_cast<double>(bytes) * size(), reduction);
 }
 
 // Data moves twice: to where it is summed, and the sums from there.
@@ -71,21 +90,25 @@ void RecordCommunicator::all_reduce(Buffer& buffer, std::int64_t elements, void*
   mine.release();
   const auto ranks = static_cast<std::uint64_t>(size());
   count(Op::all_reduce, tag, 2 * bytes * (ranks - 1) / ranks);
+  log_call(Op::all_reduce, tag, static_cast<double>(bytes), reduction);
 }
 
 std::vector<std::string> RecordCommunicator::exchange(std::string_view message, Tag tag) {
   count(Op::exchange, tag, message.size() * static_cast<std::size_t>(size() - 1));
+  log_call(Op::exchange, tag, static_cast<double>(message.size()) * size());
   return std::vector<std::string>(static_cast<std::size_t>(size()), std::string(message));
 }
 
 std::string RecordCommunicator::broadcast(std::string_view message, int root, Tag tag) {
   check_broadcast("record", root, size());
   count(Op::broadcast, tag, rank() == root ? 0 : message.size());
+  log_call(Op::broadcast, tag, static_cast<double>(message.size()));
   return std::string(message);
 }
 
 void RecordCommunicator::barrier(Tag tag) {
   count(Op::barrier, tag, 0);
+  log_call(Op::barrier, tag, 0);
 }
 
 std::shared_ptr<Communicator> RecordCommunicator::split(int /*color*/, int /*key*/,
@@ -94,30 +117,44 @@ std::shared_ptr<Communicator> RecordCommunicator::split(int /*color*/, int /*key
                   "split into '{}': a plan runs one rank and cannot know the others' colours; use "
                   "split_blocks or split_across_blocks",
                   name);
-  return part(0, 1);
+  return part(0, 1, 1);
 }
 
 std::shared_ptr<Communicator> RecordCommunicator::split_blocks(int ranks, std::string_view name) {
   TESSERA_REQUIRE(ranks > 0 && size() % ranks == 0, "split into '{}': {} ranks in blocks of {}",
                   name, size(), ranks);
-  return part(rank() % ranks, ranks);
+  return part(rank() % ranks, ranks, 1);
 }
 
 std::shared_ptr<Communicator> RecordCommunicator::split_across_blocks(int ranks,
                                                                       std::string_view name) {
   TESSERA_REQUIRE(ranks > 0 && size() % ranks == 0, "split into '{}': {} ranks in blocks of {}",
                   name, size(), ranks);
-  return part(rank() / ranks, size() / ranks);
+  return part(rank() / ranks, size() / ranks, ranks);
 }
 
 std::shared_ptr<Communicator> RecordCommunicator::duplicate(std::string_view /*name*/) {
-  return part(rank(), size());
+  return part(rank(), size(), 1);
 }
 
 // Among one rank nothing moves: what real communicators do there is no communication.
 void RecordCommunicator::count(Op op, Tag tag, std::uint64_t bytes) {
   if (size() == 1) return;
   recorder_->count({tag.phase, op, tag.unit, size()}, bytes);
+}
+
+void RecordCommunicator::log_call(Op op, Tag tag, double bytes, Reduction reduction) {
+  if (size() == 1) return;
+  recorder_->note({.phase = tag.phase,
+                   .op = op,
+                   .unit = tag.unit,
+                   .ranks = size(),
+                   .stride = world_.stride,
+                   .bytes = bytes,
+                   .dtype = reduction.in_dtype,
+                   .sum_dtype = reduction.out_dtype,
+                   .one_memory = world_.one_memory},
+                  world_.device);
 }
 
 // It grows to the largest that was needed; in one memory it is a buffer that the ranks share.
@@ -129,10 +166,11 @@ void RecordCommunicator::reserve_scratch(std::size_t bytes) {
   scratch_bytes_ = bytes;
 }
 
-std::shared_ptr<Communicator> RecordCommunicator::part(int rank, int size) const {
+std::shared_ptr<Communicator> RecordCommunicator::part(int rank, int size, int stride) const {
   RecordedWorld world = world_;
   world.rank = rank;
   world.size = size;
+  world.stride = world_.stride * stride;
   return connect_record(world, recorder_);
 }
 

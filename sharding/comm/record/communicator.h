@@ -16,6 +16,7 @@ namespace tessera::comm {
 struct RecordedWorld {
   int rank = 0;
   int size = 1;
+  int stride = 1;  // between the numbers that its ranks have in the world
   Device device = Device::planned();
   // Ranks see one memory (`shm`, `local`): gathered parameters exist once for all of them. Else
   // each rank has its own (`nccl`).
@@ -62,7 +63,9 @@ class RecordCommunicator final : public Communicator {
 
  private:
   void count(Op op, Tag tag, std::uint64_t bytes);
-  [[nodiscard]] std::shared_ptr<Communicator> part(int rank, int size) const;
+  // `bytes` as RecordedCollective has them.
+  void log_call(Op op, Tag tag, double bytes, Reduction reduction = {});
+  [[nodiscard]] std::shared_ptr<Communicator> part(int rank, int size, int stride) const;
 
   RecordedWorld world_;
   std::shared_ptr<Recorder> recorder_;

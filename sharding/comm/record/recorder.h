@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <tuple>
+#include <vector>
 
 #include "sharding/comm/call.h"
 #include "sharding/comm/held_memory.h"
@@ -27,6 +28,20 @@ struct RecordedTraffic {
   std::uint64_t bytes = 0;  // that reach the rank from others
 };
 
+// One call, with what its time depends on.
+struct RecordedCollective {
+  Phase phase = Phase::other;
+  Op op = Op::none;
+  std::uint32_t unit = 0;
+  int ranks = 1;   // that take part
+  int stride = 1;  // between their numbers in the world
+  // Gathered in all; summed, of one rank before; of messages, of all ranks.
+  double bytes = 0;
+  DType dtype = DType::float32;      // of the elements that are summed
+  DType sum_dtype = DType::float32;  // and of their sums
+  bool one_memory = false;
+};
+
 // One for a rank, shared by its communicators; used by its thread alone.
 class Recorder {
  public:
@@ -36,12 +51,19 @@ class Recorder {
     traffic.bytes += bytes;
   }
   [[nodiscard]] const std::map<RecordedCall, RecordedTraffic>& calls() const { return calls_; }
+  // In the order of the program: the calling thread's WorkLog has each under its number.
+  void note(const RecordedCollective& collective, Device device);
+  [[nodiscard]] const std::vector<RecordedCollective>& collectives() const { return collectives_; }
   // Begins anew: what was counted so far is forgotten.
-  void clear() { calls_.clear(); }
+  void clear() {
+    calls_.clear();
+    collectives_.clear();
+  }
   [[nodiscard]] const std::shared_ptr<HeldMemory>& held_memory() const { return held_memory_; }
 
  private:
   std::map<RecordedCall, RecordedTraffic> calls_;
+  std::vector<RecordedCollective> collectives_;
   std::shared_ptr<HeldMemory> held_memory_ = std::make_shared<HeldMemory>();
 };
 

@@ -1,0 +1,263 @@
+// Counting the work of each kernel of the table. A kernel without a count does not link.
+#include "engine/planned/kernel_work.h"
+
+#include <algorithm>
+#include <array>
+
+namespace tessera {
+namespace {
+
+using kernels::AttentionShape;
+using kernels::SequenceShape;
+
+constexpr std::array<std::string_view, kernel_count> kernel_names = {
+#define TESSERA_KERNEL_NAME(name, Arguments) #name,
+    TESSERA_KERNELS(TESSERA_KERNEL_NAME)
+#undef TESSERA_KERNEL_NAME
+};
+
+double real(std::int64_t count) {
+  return static_cast<double>(count);
+}
+double bytes_in(std::int64_t count, DType dtype) {
+  return real(count) * static_cast<double>(size_of(dtype));
+}
+double if_given(const void* operand, double bytes) {
+  return operand == nullptr ? 0.0 : bytes;
+}
+std::int64_t bytes_of_sums(DType dtype) {
+  return dtype == DType::float64 ? 8 : 4;
+}
+
+KernelWork memory_work(KernelId kernel, DType dtype, double bytes) {
+  KernelWork work;
+  work.kernel = kernel;
+  work.dtype = dtype;
+  work.bytes = bytes;
+  return work;
+}
+
+// `passes` over `rows` x `dim` elements.
+KernelWork rows_of(KernelId kernel, DType dtype, std::int64_t rows, std::int64_t dim, int passes) {
+  return memory_work(kernel, dtype, passes * bytes_in(rows * dim, dtype));
+}
+
+KernelWork product_work(KernelId kernel, DType dtype, std::int64_t m, std::int64_t n,
+                        std::int64_t k, std::int64_t batch) {
+  KernelWork work = memory_work(kernel, dtype, 0);
+  work.m = m;
+  work.n = n;
+  work.k = k;
+  work.batch = batch;
+  work.operations = 2.0 * real(m) * real(n) * real(k) * real(batch);
+  return work;
+}
+
+// Of `scores` seen by all heads, `products` of head_dim each.
+KernelWork attention_work(KernelId kernel, const AttentionShape& shape, int products, int tensors) {
+  KernelWork work = memory_work(kernel, shape.dtype, 0);
+  work.m = shape.query_length;
+  work.n = shape.key_length;
+  work.k = shape.head_dim;
+  work.batch = shape.batch * shape.heads;
+  const double queries = real(shape.query_length);
+  const double keys = real(shape.key_length);
+  const double before = keys - queries;  // of the first query
+  const double seen =
+      shape.causal ? queries * before + queries * (queries + 1) / 2 : queries * keys;
+  work.operations = 2.0 * products * seen * real(shape.head_dim) * real(work.batch);
+  const std::int64_t query_elements = shape.batch * shape.query_length * shape.heads;
+  const std::int64_t key_elements = shape.batch * shape.key_length * shape.key_heads;
+  work.bytes = tensors * bytes_in((query_elements + key_elements) * shape.head_dim, shape.dtype);
+  return work;
+}
+
+// Every sequence as long as their mean: lengths are on the device.
+KernelWork sequence_work(KernelId kernel, const SequenceShape& shape, int products, int tensors) {
+  KernelWork work = memory_work(kernel, shape.dtype, 0);
+  const std::int64_t length =
+      std::max<std::int64_t>(1, shape.rows / std::max<std::int64_t>(1, shape.sequences));
+  work.m = work.n = length;
+  work.k = shape.head_dim;
+  work.batch = shape.sequences * shape.heads;
+  work.operations =
+      2.0 * products * real(shape.rows) * real(length) * real(shape.head_dim) * real(shape.heads);
+  work.bytes = 2.0 * tensors * bytes_in(shape.rows * shape.heads * shape.head_dim, shape.dtype);
+  return work;
+}
+
+}  // namespace
+
+std::string_view name_of(KernelId kernel) {
+  return kernel_names.at(static_cast<std::size_t>(kernel));
+}
+
+std::optional<KernelId> kernel_named(std::string_view name) {
+  const auto* const found = std::find(kernel_names.begin(), kernel_names.end(), name);
+  if (found == kernel_names.end()) return std::nullopt;
+  return static_cast<KernelId>(found - kernel_names.begin());
+}
+
+KernelNature nature_of(KernelId kernel) {
+  switch (kernel) {
+    case KernelId::matmul:
+      return KernelNature::product;
+    case KernelId::attention_forward:
+    case KernelId::attention_backward:
+    case KernelId::sequence_attention_forward:
+    case KernelId::sequence_attention_backward:
+      return KernelNature::attention;
+    default:
+      return KernelNature::memory;
+  }
+}
+
+KernelWork work_of(const kernels::Matmul& call) {
+  KernelWork work = product_work(KernelId::matmul, call.dtype, call.m, call.n, call.k, call.batch);
+  work.bytes =
+      real(call.batch) * (bytes_in(call.m * call.k + call.k * call.n, call.dtype) +
+                          bytes_in(call.m * call.n, call.out_dtype) * (call.accumulate ? 2 : 1));
+  return work;
+}
+KernelWork work_of(const kernels::Gemv& call) {
+  KernelWork work = product_work(KernelId::gemv, call.dtype, call.rows, call.n, call.k, 1);
+  work.bytes = bytes_in(call.n * call.k, call.dtype);
+  return work;
+}
+
+KernelWork work_of(const kernels::Fill& call) {
+  return memory_work(KernelId::fill, call.dtype, bytes_in(call.n, call.dtype));
+}
+KernelWork work_of(const kernels::Cast& call) {
+  const int writes = call.accumulate ? 2 : 1;
+  return memory_work(KernelId::cast, call.in_dtype,
+                     bytes_in(call.n, call.in_dtype) + writes * bytes_in(call.n, call.out_dtype));
+}
+KernelWork work_of(const kernels::Unary& call) {
+  return rows_of(KernelId::unary, call.dtype, call.n, 1, 2);
+}
+KernelWork work_of(const kernels::UnaryBackward& call) {
+  return rows_of(KernelId::unary_backward, call.dtype, call.n, 1, call.accumulate ? 4 : 3);
+}
+KernelWork work_of(const kernels::Binary& call) {
+  return memory_work(KernelId::binary, call.dtype,
+                     2 * bytes_in(call.outer * call.inner, call.dtype) +
+                         (call.outer == 1 ? bytes_in(call.inner, call.dtype) : 0.0));
+}
+KernelWork work_of(const kernels::Affine& call) {
+  return rows_of(KernelId::affine, call.dtype, call.n, 1, 2);
+}
+KernelWork work_of(const kernels::SumRows& call) {
+  return rows_of(KernelId::sum_rows, call.dtype, call.rows, call.inner, 1);
+}
+KernelWork work_of(const kernels::SumAll& call) {
+  return rows_of(KernelId::sum_all, call.dtype, call.n, 1, 1);
+}
+KernelWork work_of(const kernels::SumOfSquares& call) {
+  return rows_of(KernelId::sum_of_squares, call.dtype, call.n, 1, 1);
+}
+KernelWork work_of(const kernels::ReduceRanks& call) {
+  return memory_work(KernelId::reduce_ranks, call.in_dtype,
+                     call.ranks * bytes_in(call.n, call.in_dtype) +
+                         (call.accumulate ? 2 : 1) * bytes_in(call.n, call.out_dtype));
+}
+KernelWork work_of(const kernels::NormForward& call) {
+  return rows_of(KernelId::norm_forward, call.dtype, call.rows, call.dim,
+                 call.residual == nullptr ? 2 : 4);
+}
+KernelWork work_of(const kernels::NormBackward& call) {
+  return rows_of(KernelId::norm_backward, call.dtype, call.rows, call.dim,
+                 call.dresidual == nullptr ? 3 : 4);
+}
+KernelWork work_of(const kernels::BiasGelu& call) {
+  return rows_of(KernelId::bias_gelu, call.dtype, call.rows, call.dim, 2);
+}
+KernelWork work_of(const kernels::BiasGeluBackward& call) {
+  return rows_of(KernelId::bias_gelu_backward, call.dtype, call.rows, call.dim,
+                 call.out == nullptr ? 3 : 4);
+}
+KernelWork work_of(const kernels::SwiGlu& call) {
+  return rows_of(KernelId::swiglu, call.dtype, call.rows, call.dim, 3);
+}
+KernelWork work_of(const kernels::SwiGluBackward& call) {
+  return rows_of(KernelId::swiglu_backward, call.dtype, call.rows, call.dim,
+                 call.out == nullptr ? 5 : 6);
+}
+KernelWork work_of(const kernels::EmbeddingForward& call) {
+  return rows_of(KernelId::embedding_forward, call.dtype, call.rows, call.dim, 2);
+}
+KernelWork work_of(const kernels::EmbeddingBackward& call) {
+  return memory_work(
+      KernelId::embedding_backward, call.dtype,
+      bytes_in(call.rows * call.dim, call.dtype) +
+          bytes_in((call.accumulate ? call.rows : call.entries) * call.dim, call.dtype));
+}
+KernelWork work_of(const kernels::Rotary& call) {
+  return rows_of(KernelId::rotary, call.dtype, call.rows, call.heads * call.head_dim, 2);
+}
+KernelWork work_of(const kernels::RandomFill& call) {
+  return rows_of(KernelId::random_fill, call.dtype, call.n, 1, 1);
+}
+KernelWork work_of(const kernels::Dropout& call) {
+  return memory_work(KernelId::dropout, call.dtype,
+                     (call.accumulate ? 3 : 2) * bytes_in(call.n, call.dtype) +
+                         if_given(call.residual, bytes_in(call.n, call.dtype)));
+}
+KernelWork work_of(const kernels::AttentionForward& call) {
+  return attention_work(KernelId::attention_forward, call.shape, 2, 2);
+}
+KernelWork work_of(const kernels::AttentionBackward& call) {
+  return attention_work(KernelId::attention_backward, call.shape, 5, 4);
+}
+KernelWork work_of(const kernels::SequenceAttentionForward& call) {
+  return sequence_work(KernelId::sequence_attention_forward, call.shape, 2, 2);
+}
+KernelWork work_of(const kernels::SequenceAttentionBackward& call) {
+  return sequence_work(KernelId::sequence_attention_backward, call.shape, 5, 4);
+}
+KernelWork work_of(const kernels::SequenceDropout& call) {
+  return rows_of(KernelId::sequence_dropout, call.dtype, call.rows, call.dim, 2);
+}
+KernelWork work_of(const kernels::PoolForward& call) {
+  return rows_of(KernelId::pool_forward, call.dtype, call.rows, call.dim, 1);
+}
+KernelWork work_of(const kernels::PoolBackward& call) {
+  return rows_of(KernelId::pool_backward, call.dtype, call.rows, call.dim, call.accumulate ? 2 : 1);
+}
+KernelWork work_of(const kernels::NormalizeRows& call) {
+  return rows_of(KernelId::normalize_rows, call.dtype, call.rows, call.dim, 2);
+}
+KernelWork work_of(const kernels::NormalizeRowsBackward& call) {
+  return rows_of(KernelId::normalize_rows_backward, call.dtype, call.rows, call.dim, 3);
+}
+KernelWork work_of(const kernels::CrossEntropyForward& call) {
+  return rows_of(KernelId::cross_entropy_forward, call.dtype, call.rows, call.columns, 1);
+}
+KernelWork work_of(const kernels::MeanLoss& call) {
+  return memory_work(KernelId::mean_loss, call.dtype,
+                     real(call.rows) * static_cast<double>(bytes_of_sums(call.dtype)));
+}
+KernelWork work_of(const kernels::CrossEntropyBackward& call) {
+  return memory_work(KernelId::cross_entropy_backward, call.dtype,
+                     bytes_in(call.rows * call.columns, call.dtype) +
+                         bytes_in(call.rows * call.columns, call.out_dtype));
+}
+KernelWork work_of(const kernels::SoftmaxForward& call) {
+  return rows_of(KernelId::softmax_forward, call.dtype, call.rows, call.dim, 2);
+}
+KernelWork work_of(const kernels::SoftmaxBackward& call) {
+  return rows_of(KernelId::softmax_backward, call.dtype, call.rows, call.dim, 3);
+}
+KernelWork work_of(const kernels::AdamWStep& call) {
+  return memory_work(KernelId::adamw_step, call.dtype,
+                     6 * bytes_in(call.n, call.dtype) + bytes_in(call.n, call.grad_dtype) +
+                         if_given(call.copy, bytes_in(call.n, call.copy_dtype)));
+}
+KernelWork work_of(const kernels::SgdStep& call) {
+  return memory_work(KernelId::sgd_step, call.dtype,
+                     2 * bytes_in(call.n, call.dtype) + bytes_in(call.n, call.grad_dtype) +
+                         if_given(call.momentum_buffer, 2 * bytes_in(call.n, call.dtype)) +
+                         if_given(call.copy, bytes_in(call.n, call.copy_dtype)));
+}
+
+}  // namespace tessera
