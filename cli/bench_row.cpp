@@ -234,7 +234,8 @@ RowRound RowRunner::run(const BenchRow& row, const RowSteps& steps, double secon
   return round;
 }
 
-BenchJson row_json(const BenchRow& row, const std::string& status, const std::string& reason) {
+BenchJson bench_row_json(const BenchRow& row, const std::string& status,
+                         const std::string& reason) {
   BenchJson axes = BenchJson::object();
   for (const auto& [key, value] : row.axes) axes[key] = value;
   BenchJson json = {{"id", row.id},

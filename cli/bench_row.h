@@ -48,7 +48,7 @@ struct RowRunner {
 };
 
 // The row in the report before it is measured: all members, none with a number.
-BenchJson row_json(const BenchRow& row, const std::string& status, const std::string& reason);
+BenchJson bench_row_json(const BenchRow& row, const std::string& status, const std::string& reason);
 // Adds a round's numbers; its details where it is the median round so far.
 void add_round(BenchJson& row, const RowRound& round);
 std::size_t rounds_of(const BenchJson& row);

@@ -38,7 +38,7 @@ std::uint64_t memory_of_a_rank(const BenchSettings& settings, const PlanWorld& w
 // Of what is asked for in vain and of what could not be started, all rows say the same.
 void set_failed(BenchRow& row, const std::string& status, const std::string& reason, int code) {
   const BenchJson memory = row.result.value("memory", BenchJson::object());
-  row.result = row_json(row, status, reason);
+  row.result = bench_row_json(row, status, reason);
   row.result["exit_code"] = code;
   if (memory.contains("planned")) row.result["memory"]["planned"] = memory["planned"];
 }
@@ -66,7 +66,7 @@ BenchRun::BenchRun(const BenchGrid& grid, const BenchSettings& settings, std::ve
                {"flops_per_sample", flops > 0 ? BenchJson(flops) : BenchJson()},
                {"flops_per_token", work.flops_per_token()}}}};
   for (BenchRow& row : rows_) {
-    row.result = row_json(row, "not_run", "");
+    row.result = bench_row_json(row, "not_run", "");
     if (!row.refused.empty()) set_failed(row, "refused", row.refused, row.refused_code);
   }
 }
