@@ -71,6 +71,7 @@ std::string id_of(const BenchRow& row, const BenchGrid& grid) {
                  {"threads_per_rank", grid.threads_per_rank},
                  {"processor", grid.machine.at("processor")},
                  {"device", grid.machine.at("device")}};
+  if (grid.fill_cores) what["row"]["fill_cores"] = true;
   if (row.peer) {
     what["peer"] = {{"name", row.peer->name},
                     {"mode", row.peer->mode},

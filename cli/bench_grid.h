@@ -55,6 +55,7 @@ struct BenchGrid {
   std::vector<std::string> peer_modes;  // empty: the counterparts of the strategies
   bool peer_compile = false;
   int threads_per_rank = 1;
+  bool fill_cores = false;  // with copies of a row that has fewer ranks than the largest world
   nlohmann::ordered_json machine;
 };
 

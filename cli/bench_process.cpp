@@ -158,13 +158,20 @@ void BenchProcesses::end_orphans() {
 
 ProgramEnd BenchProcesses::run(const std::vector<std::string>& command,
                                const std::map<std::string, std::string>& environment,
-                               double seconds, int gentle) {
+                               double seconds, int gentle,
+                               const std::vector<std::vector<std::string>>& beside) {
   check_stop();
-  const OutputFile out(folder_ / "out"), err(folder_ / "err");
+  const OutputFile out(folder_ / "out"), err(folder_ / "err"), unread("/dev/null");
   RankProcess::Start start;
-  start.command = command;
   start.environment = environment;
   start.signal_mask = before_;
+  start.output = {unread.get(), unread.get()};
+  std::vector<RankProcess> others;
+  for (const std::vector<std::string>& other : beside) {
+    start.command = other;
+    others.emplace_back(0, start, *guardian_);
+  }
+  start.command = command;
   start.output = {out.get(), err.get()};
   const auto begin = BenchClock::now();
   const auto passed = [&] {
@@ -186,6 +193,7 @@ ProgramEnd BenchProcesses::run(const std::vector<std::string>& command,
     wait(std::chrono::milliseconds(static_cast<int>(left * 1000) + 1));
   }
   ended.seconds = passed();
+  others.clear();  // kills them, and their launchers' guardians the ranks
   end_orphans();
   if (signal_ != 0) throw Stopped{signal_};
   ended.error = last_words(folder_ / "err");

@@ -25,9 +25,7 @@
 namespace tessera::cli {
 namespace {
 
-using nlohmann::json;
-
-std::int64_t first_of(const json& config, std::initializer_list<const char*> names,
+std::int64_t first_of(const nlohmann::json& config, std::initializer_list<const char*> names,
                       std::int64_t otherwise) {
   for (const char* name : names) {
     if (config.contains(name) && config[name].is_number_integer()) return config[name];
@@ -112,7 +110,7 @@ double flops_of(const StepProduct& p) {
          static_cast<double>(p.batch);
 }
 
-StepProduct product_from(const json& j) {
+StepProduct product_from(const nlohmann::json& j) {
   return {j.at("m"),           j.at("n"),     j.at("k"),    j.at("transpose_a"),
           j.at("transpose_b"), j.at("batch"), j.at("calls")};
 }
@@ -134,9 +132,9 @@ Device device_of_rank(const std::string& name) {
   return choose_device("cuda", world);
 }
 
-std::vector<TimedProduct> prepare_products(const json& job, DType dtype, Device device) {
+std::vector<TimedProduct> prepare_products(const nlohmann::json& job, DType dtype, Device device) {
   std::vector<TimedProduct> all;
-  for (const json& entry : job.at("products")) {
+  for (const nlohmann::json& entry : job.at("products")) {
     TimedProduct timed{product_from(entry), {}, {}};
     const kernels::Matmul p = arguments_of(timed.product, dtype, device, timed.memory);
     if (device.type == DeviceType::cpu) {
@@ -213,7 +211,7 @@ std::vector<StepProduct> ModelWork::step_products(std::int64_t samples, double t
 
 ModelWork model_work(const Recipe& recipe) {
   ModelWork work;
-  const json config = model_configuration(recipe);
+  const nlohmann::json config = model_configuration(recipe);
   work.architecture = config.value("model_type", std::string("unknown"));
   const bool language_model = recipe.train.task == TaskKind::next_token;
   work.causal = language_model;
@@ -233,9 +231,9 @@ ModelWork model_work(const Recipe& recipe) {
   return work;
 }
 
-json products_job(const std::vector<StepProduct>& products, const std::string& precision,
-                  const std::string& device, double seconds) {
-  json list = json::array();
+nlohmann::json products_job(const std::vector<StepProduct>& products, const std::string& precision,
+                            const std::string& device, double seconds) {
+  nlohmann::json list = nlohmann::json::array();
   for (const StepProduct& p : products) {
     list.push_back({{"m", p.m},
                     {"n", p.n},
@@ -250,7 +248,7 @@ json products_job(const std::vector<StepProduct>& products, const std::string& p
 
 void time_products(const std::string& file) {
   std::ifstream stream(file, std::ios::binary);
-  const json job = json::parse(stream, nullptr, false);
+  const nlohmann::json job = nlohmann::json::parse(stream, nullptr, false);
   TESSERA_CHECK(job.is_object() && job.contains("products"), ErrorCode::usage,
                 "--time-products {}: no list of products, as tessera bench writes it", file);
   (void)compute_threads();  // this thread's, as the environment says
@@ -277,12 +275,12 @@ void time_products(const std::string& file) {
     best = std::max(best, work / seconds);
   }
   const kernels::cpu::Description description = kernels::cpu::describe();
-  const json answer = {{"step_s", step},
-                       {"flops", flops},
-                       {"best_flops_per_s", best},
-                       {"dtype", std::string(name_of(dtype))},
-                       {"kernel", cpu ? "oneDNN " + description.onednn_version
-                                      : backend_of(device.type).matrix_products()}};
+  const nlohmann::json answer = {{"step_s", step},
+                                 {"flops", flops},
+                                 {"best_flops_per_s", best},
+                                 {"dtype", std::string(name_of(dtype))},
+                                 {"kernel", cpu ? "oneDNN " + description.onednn_version
+                                                : backend_of(device.type).matrix_products()}};
   std::ofstream out(fmt::format("{}.{}", file, rank_number()), std::ios::binary);
   out << answer.dump();
   TESSERA_CHECK(out.flush().good(), ErrorCode::runtime, "{} cannot be written", file);
@@ -293,7 +291,7 @@ ProductTimes read_product_times(const std::string& file, int ranks) {
   for (int rank = 0; rank < ranks; ++rank) {
     const std::string name = fmt::format("{}.{}", file, rank);
     std::ifstream stream(name, std::ios::binary);
-    const json answer = json::parse(stream, nullptr, false);
+    const nlohmann::json answer = nlohmann::json::parse(stream, nullptr, false);
     TESSERA_CHECK(answer.is_object() && answer.contains("step_s"), ErrorCode::runtime,
                   "{}: a rank that timed products has not answered", name);
     const double best = answer.at("best_flops_per_s");

@@ -187,13 +187,22 @@ std::vector<std::string> RowRunner::command(const BenchRow& row, const RowSteps&
   // The learning rates are those of the recipe's own number of steps.
   settings.push_back(fmt::format("train.lr_decay_steps={}",
                                  row.recipe.train.lr_decay_steps.value_or(row.recipe.train.steps)));
-  settings.push_back("log.jsonl=" + (folder / "metrics.jsonl").string());
+  if (!steps.copy) settings.push_back("log.jsonl=" + (folder / "metrics.jsonl").string());
   if (steps.memory) settings.push_back("log.memory=" + (folder / "memory.json").string());
-  if (has_key("log.summary")) {
+  if (!steps.copy && has_key("log.summary")) {
     settings.push_back("log.summary=" + (folder / "summary.json").string());
   }
   for (const std::string& setting : settings) words.insert(words.end(), {"--set", setting});
   return words;
+}
+
+std::vector<std::vector<std::string>> RowRunner::copies(const BenchRow& row) const {
+  constexpr std::int64_t without_end = 1'000'000'000;
+  std::vector<std::vector<std::string>> all;
+  for (int ranks = 2 * row.world_size; ranks <= filled_ranks; ranks += row.world_size) {
+    all.push_back(command(row, {.steps = without_end, .warmup = 0, .memory = false, .copy = true}));
+  }
+  return all;
 }
 
 std::map<std::string, std::string> RowRunner::environment() const {
@@ -227,7 +236,8 @@ RowRound RowRunner::run(const BenchRow& row, const RowSteps& steps, double secon
     std::error_code ignored;  // most often there is none
     fs::remove(folder / name, ignored);
   }
-  const ProgramEnd end = processes.run(command(row, steps), environment(), seconds);
+  const ProgramEnd end =
+      processes.run(command(row, steps), environment(), seconds, SIGTERM, copies(row));
   if (end.timed_out || end.code != 0) return failure_of(end, seconds);
   RowRound round = read_round(row, folder, steps);
   round.seconds = end.seconds;

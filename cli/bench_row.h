@@ -29,6 +29,7 @@ struct RowRound {
 struct RowSteps {
   std::int64_t steps = 1, warmup = 3;
   bool memory = false;  // compare with the plan, which costs time
+  bool copy = false;    // that keeps cores busy, and is not read
 };
 
 struct RowRunner {
@@ -38,8 +39,11 @@ struct RowRunner {
   std::string recipe;
   std::string config_file;
   int threads_per_rank = 1;
+  int filled_ranks = 0;  // of all programs at a time, with copies of a row; 0: no copies
 
   [[nodiscard]] std::vector<std::string> command(const BenchRow& row, const RowSteps& steps) const;
+  // What keeps the cores busy that the row leaves.
+  [[nodiscard]] std::vector<std::vector<std::string>> copies(const BenchRow& row) const;
   // The variables that say how many threads a rank has.
   [[nodiscard]] std::map<std::string, std::string> environment() const;
   RowRound run(const BenchRow& row, const RowSteps& steps, double seconds);

@@ -355,7 +355,8 @@ const BenchJson& BenchRun::report() {
       {"time_limit_s", settings_.time_limit > 0 ? BenchJson(settings_.time_limit) : BenchJson()},
       {"row_time_limit_s", settings_.row_time_limit},
       {"budget_s", settings_.budget},
-      {"threads_per_rank", runner_.threads_per_rank}};
+      {"threads_per_rank", runner_.threads_per_rank},
+      {"fill_cores", grid_.fill_cores}};
   report_["rows"] = BenchJson::array();
   for (const BenchRow& row : rows_) report_["rows"].push_back(row.result);
   for (const BenchJson& row : other_rows_) report_["rows"].push_back(row);

@@ -20,7 +20,7 @@ using testing::run_program;
 using testing::Settings;
 using testing::TrainingFolder;
 
-void expect_refused(const Ended& ended, int code, const std::string& text) {
+void expect_bench_refused(const Ended& ended, int code, const std::string& text) {
   EXPECT_EQ(ended.code, code) << ended.err;
   EXPECT_NE(ended.err.find(text), std::string::npos) << ended.err;
   EXPECT_EQ(std::count(ended.err.begin(), ended.err.end(), '\n'), 1) << ended.err;
@@ -41,7 +41,7 @@ TEST(BenchInput, WordsThatAreNone) {
   const auto refused = [&](const std::vector<std::string>& options, int code,
                            const std::string& text) {
     SCOPED_TRACE(options.back());
-    expect_refused(run_bench(folder, options), code, text);
+    expect_bench_refused(run_bench(folder, options), code, text);
   };
   refused({"--strategies", "none,FULSHARD"}, 2, "did you mean FULL_SHARD?");
   refused({"--axis", "sharding.backward_prefech=1"}, 2, "did you mean sharding.backward_prefetch?");
@@ -62,8 +62,8 @@ TEST(BenchInput, WordsThatAreNone) {
   refused({"--html", folder.path("no/such/place.html")}, 3, "cannot be written");
   refused({"--compare", folder.path("old.json")}, 3, "does not exist");
   refused({"--set", "model.n_embd=nothing"}, 3, "model.n_embd");
-  expect_refused(run_program({"bench"}), 2, "name a recipe");
-  expect_refused(run_program({"bench", folder.path("none.yaml")}), 3, "does not exist");
+  expect_bench_refused(run_program({"bench"}), 2, "name a recipe");
+  expect_bench_refused(run_program({"bench", folder.path("none.yaml")}), 3, "does not exist");
 }
 
 TEST(BenchInput, FilesThatAreSomethingElse) {
@@ -76,30 +76,33 @@ TEST(BenchInput, FilesThatAreSomethingElse) {
       "rows.json",
       R"({"format": "tessera-bench", "version": 1, "recipe": "", "machine": {}, "rows": [1]})");
   for (const char* option : {"--json", "--compare"}) {
-    expect_refused(run_bench(folder, {option, folder.path("notes.json")}), 3,
-                   "is no comparison of tessera bench");
-    expect_refused(run_bench(folder, {option, folder.path("later.json")}), 3, "has version 2");
-    expect_refused(run_bench(folder, {option, folder.path("rows.json")}), 3, "a row has no id");
+    expect_bench_refused(run_bench(folder, {option, folder.path("notes.json")}), 3,
+                         "is no comparison of tessera bench");
+    expect_bench_refused(run_bench(folder, {option, folder.path("later.json")}), 3,
+                         "has version 2");
+    expect_bench_refused(run_bench(folder, {option, folder.path("rows.json")}), 3,
+                         "a row has no id");
   }
   EXPECT_EQ(read_text(folder.path("notes.json")), "{\"mine\": 1}");
   folder.write(
       "other.json",
       R"({"format": "tessera-bench", "version": 1, "recipe": "x.yaml", "machine": {}, "rows": []})");
-  expect_refused(run_bench(folder, {"--json", folder.path("other.json")}), 3,
-                 "compares \"x.yaml\"");
+  expect_bench_refused(run_bench(folder, {"--json", folder.path("other.json")}), 3,
+                       "compares \"x.yaml\"");
   folder.write("away.json", R"({"format": "tessera-bench", "version": 1, "recipe": ")" +
                                 testing::example_recipe() +
                                 R"(", "machine": {"processor": "6502"}, "rows": []})");
-  expect_refused(run_bench(folder, {"--json", folder.path("away.json")}), 3,
-                 "was measured where processor is \"6502\"");
+  expect_bench_refused(run_bench(folder, {"--json", folder.path("away.json")}), 3,
+                       "was measured where processor is \"6502\"");
 }
 
 // A world that the group does not divide is a row beside those that can be, and alone an error.
 TEST(BenchRows, AWorldThatTheGroupDoesNotDivideIsRefused) {
   const TrainingFolder folder;
   const Settings groups = {{"sharding.group_size", "3"}};
-  expect_refused(run_bench(folder, {"--strategies", "HYBRID_SHARD", "--world-sizes", "2"}, groups),
-                 3, "does not divide the 2 ranks");
+  expect_bench_refused(
+      run_bench(folder, {"--strategies", "HYBRID_SHARD", "--world-sizes", "2"}, groups), 3,
+      "does not divide the 2 ranks");
   const Compared done =
       compared(folder, {"--strategies", "HYBRID_SHARD,NO_SHARD", "--world-sizes", "2"}, groups);
   EXPECT_EQ(done.ended.code, 3) << done.ended.err;

@@ -151,6 +151,21 @@ TEST(Bench, WhatIsMeasuredIsKept) {
   EXPECT_NE(row_of(fourth.report, name)["samples_per_s"]["rounds"][0], rounds[0]);
 }
 
+// Other measurements than those without.
+TEST(Bench, CopiesKeepTheOtherCoresBusy) {
+  const TrainingFolder folder;
+  const std::vector<std::string> rows = {"--strategies", "none", "--world-sizes", "2"};
+  const Compared alone = compared(folder, rows);
+  std::vector<std::string> options = rows;
+  options.emplace_back("--fill-cores");
+  const Compared beside = compared(folder, options);
+  ASSERT_EQ(beside.ended.code, 0) << beside.ended.err;
+  EXPECT_EQ(beside.report["settings"]["fill_cores"], true);
+  EXPECT_EQ(testing::processes_with(folder.path("text.txt")), 0);
+  ASSERT_EQ(beside.report["rows"].size(), 2u);  // the one alone is kept
+  EXPECT_NE(beside.report["rows"][0]["id"], alone.report["rows"][0]["id"]);
+}
+
 TEST(Bench, StepsAndRoundsFitTheBudget) {
   const TrainingFolder folder;
   const auto begin = std::chrono::steady_clock::now();
