@@ -55,6 +55,19 @@ std::vector<std::string> quiet_settings(const Recipe& recipe) {
   return settings;
 }
 
+// The row's settings, and after them those. `key=null` takes a value back that the file has, not
+// one of an earlier --set: that one is left out.
+std::vector<std::string> quiet_row_settings(const BenchRow& row) {
+  const std::vector<std::string> quiet = quiet_settings(row.recipe);
+  std::vector<std::string> settings = row.settings;
+  std::erase_if(settings, [&](const std::string& setting) {
+    const std::string null = setting.substr(0, setting.find('=')) + "=null";
+    return std::find(quiet.begin(), quiet.end(), null) != quiet.end();
+  });
+  settings.insert(settings.end(), quiet.begin(), quiet.end());
+  return settings;
+}
+
 std::vector<nlohmann::json> steps_in_file(const fs::path& file) {
   std::vector<nlohmann::json> steps;
   std::ifstream stream(file, std::ios::binary);
@@ -180,9 +193,7 @@ std::vector<std::string> RowRunner::command(const BenchRow& row, const RowSteps&
   }
   words.insert(words.end(), {"train", recipe});
   if (!config_file.empty()) words.insert(words.end(), {"--config-file", config_file});
-  std::vector<std::string> settings = row.settings;
-  const std::vector<std::string> quiet = quiet_settings(row.recipe);
-  settings.insert(settings.end(), quiet.begin(), quiet.end());
+  std::vector<std::string> settings = quiet_row_settings(row);
   settings.push_back(fmt::format("train.steps={}", steps.warmup + steps.steps));
   // The learning rates are those of the recipe's own number of steps.
   settings.push_back(fmt::format("train.lr_decay_steps={}",
@@ -219,9 +230,7 @@ fs::path RowRunner::initial_weights(const BenchRow& row, double seconds) {
   if (fs::exists(weights / "config.json")) return weights;
   std::vector<std::string> words = {program.string(), "train", recipe};
   if (!config_file.empty()) words.insert(words.end(), {"--config-file", config_file});
-  std::vector<std::string> settings = row.settings;
-  const std::vector<std::string> quiet = quiet_settings(row.recipe);
-  settings.insert(settings.end(), quiet.begin(), quiet.end());
+  std::vector<std::string> settings = quiet_row_settings(row);
   settings.insert(settings.end(), {"train.steps=1", "train.lr=0", "train.min_lr=0",
                                    "checkpoint.export=" + weights.string()});
   for (const std::string& setting : settings) words.insert(words.end(), {"--set", setting});

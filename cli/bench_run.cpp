@@ -73,6 +73,7 @@ BenchRun::BenchRun(const BenchGrid& grid, const BenchSettings& settings, std::ve
 
 void BenchRun::take_over(const BenchJson& old) {
   if (old.is_null()) return;
+  old_settings_ = old.value("settings", BenchJson());
   for (const BenchJson& kept : old.at("rows")) {
     const auto own = std::find_if(rows_.begin(), rows_.end(), [&](const BenchRow& row) {
       return row.id == kept.at("id").get<std::string>();
@@ -336,6 +337,7 @@ void BenchRun::measure() {
       const RowRound one = run_once(*row, {settings_.steps, settings_.warmup, false});
       settle(*row, one);
       if (one.status != "measured") continue;
+      nothing_measured_ = false;
       add_round(row->result, one);
       note(fmt::format("round {} of {}: {}: {:.4g} samples/s", round, settings_.rounds, row->name,
                        one.samples_per_s));
@@ -348,15 +350,18 @@ void BenchRun::measure() {
 }
 
 const BenchJson& BenchRun::report() {
-  report_["settings"] = {
-      {"steps", settings_.steps},
-      {"warmup", settings_.warmup},
-      {"rounds", settings_.rounds},
-      {"time_limit_s", settings_.time_limit > 0 ? BenchJson(settings_.time_limit) : BenchJson()},
-      {"row_time_limit_s", settings_.row_time_limit},
-      {"budget_s", settings_.budget},
-      {"threads_per_rank", runner_.threads_per_rank},
-      {"fill_cores", grid_.fill_cores}};
+  const bool as_before = nothing_measured_ && old_settings_.is_object();
+  if (as_before) report_["settings"] = old_settings_;
+  if (!as_before)
+    report_["settings"] = {
+        {"steps", settings_.steps},
+        {"warmup", settings_.warmup},
+        {"rounds", settings_.rounds},
+        {"time_limit_s", settings_.time_limit > 0 ? BenchJson(settings_.time_limit) : BenchJson()},
+        {"row_time_limit_s", settings_.row_time_limit},
+        {"budget_s", settings_.budget},
+        {"threads_per_rank", runner_.threads_per_rank},
+        {"fill_cores", grid_.fill_cores}};
   report_["rows"] = BenchJson::array();
   for (const BenchRow& row : rows_) report_["rows"].push_back(row.result);
   for (const BenchJson& row : other_rows_) report_["rows"].push_back(row);

@@ -72,6 +72,7 @@ class BenchRun {
   BenchFile& file_;
   BenchJson report_;
   BenchJson other_rows_ = BenchJson::array();
+  BenchJson old_settings_;  // of the report that is gone on with
   Clock::time_point begin_ = Clock::now();
   // Of the pilot: a row's seconds outside of steps, in a step, its tokens a sample.
   struct Estimate {
@@ -79,7 +80,7 @@ class BenchRun {
   };
   std::map<std::string, Estimate> estimates_;
   std::map<std::string, std::vector<ProductTimes>> products_;
-  int products_seconds_ = 0;
+  bool nothing_measured_ = true;  // all rows are kept ones
 };
 
 }  // namespace tessera::cli

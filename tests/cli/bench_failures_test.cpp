@@ -51,7 +51,7 @@ TEST(BenchInput, WordsThatAreNone) {
   refused({"--batch-sizes", "0"}, 3, "data.batch_size");
   refused({"--world-sizes", "0"}, 2, "from 1 to");
   refused({"--world-sizes", "two"}, 2, "--world-sizes");
-  refused({"--steps", "0"}, 2, "at least 1");
+  refused({"--steps", "0"}, 2, "must be a number from 1");
   refused({"--time-limit", "nan"}, 2, "must be a number");
   refused({"--strategies", "dp", "--world-sizes", "1"}, 2, "nothing to measure");
   refused({"--device-memory", "lots"}, 2, "must be a number of bytes");
