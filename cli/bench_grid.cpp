@@ -199,7 +199,7 @@ std::vector<BenchRow> make_rows(const BenchGrid& grid) {
     return std::find(grid.strategies.begin(), grid.strategies.end(), strategy) !=
            grid.strategies.end();
   };
-  std::vector<BenchRow> rows, peers;
+  std::vector<BenchRow> rows;
   for (const Combination& combination : combinations(grid)) {
     std::vector<std::pair<std::string, int>> wanted;
     if (has("none")) wanted.emplace_back("none", 1);
@@ -212,13 +212,10 @@ std::vector<BenchRow> make_rows(const BenchGrid& grid) {
       }
     }
     for (const auto& [strategy, ranks] : wanted) {
-      rows.push_back(make_row(grid, combination, strategy, ranks));
-      add_peers(grid, rows.back(), peers);
+      const BenchRow own = make_row(grid, combination, strategy, ranks);
+      rows.push_back(own);
+      add_peers(grid, own, rows);
     }
-  }
-  for (BenchRow& peer : peers) {
-    const auto same = [&](const BenchRow& row) { return row.id == peer.id; };
-    if (std::none_of(rows.begin(), rows.end(), same)) rows.push_back(std::move(peer));
   }
   TESSERA_CHECK(!rows.empty(), ErrorCode::usage,
                 "--strategies {} --world-sizes {}: nothing to measure; ranks that are threads are "

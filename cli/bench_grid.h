@@ -68,9 +68,9 @@ BenchAxis parse_axis(const std::string& text);
 // The names as the table of strategies writes them. Throws Error(usage) for an unknown one.
 std::vector<std::string> strategy_names(const std::vector<std::string>& wanted);
 
-// The rows, the peers' last. Of one rank there is `none` where that is asked for, else each
-// strategy. Throws Error(configuration) for a setting that no row could have (an unknown key or
-// value); what one row cannot be makes it a refused one.
+// The rows, a strategy's peers behind it, so that their turns are neighbours. Of one rank there is
+// `none` where that is asked for, else each strategy. Throws Error(configuration) for a setting
+// that no row could have (an unknown key or value); what one row cannot be makes it a refused one.
 std::vector<BenchRow> make_rows(const BenchGrid& grid);
 
 // Where the ranks of a row would compute, as plans are asked for it.

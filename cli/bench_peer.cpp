@@ -71,6 +71,8 @@ nlohmann::ordered_json job_of(const BenchRow& row, const PeerJob& given) {
   nlohmann::json recipe = to_json(row.recipe);
   nlohmann::json& decay = recipe["train"]["lr_decay_steps"];
   if (decay.is_null()) decay = row.recipe.train.steps;
+  nlohmann::json& sets = recipe["data"]["train"];  // a recipe writes one as it is
+  if (sets.is_object()) sets = nlohmann::json::array({sets});
   nlohmann::ordered_json job = {{"format", "tessera-bench-job"}, {"version", 1}};
   for (const char* section : {"model", "data", "train", "sharding"}) job[section] = recipe[section];
   job["strategy"] = row.strategy;

@@ -225,10 +225,13 @@ std::string bench_text(const BenchJson& report) {
                                "planned", "resident", "moved a step", "exposed", "engine a unit",
                                "products", "MFU", "started by"}};
   std::string others;
-  for (const BenchJson& row : report["rows"]) {
-    if (is_measured(row)) {
-      lines.push_back(cells_of(row));
-    } else {
+  for (const bool peers : {false, true}) {
+    for (const BenchJson& row : report["rows"]) {
+      if (row["peer"].is_object() != peers) continue;
+      if (is_measured(row)) {
+        lines.push_back(cells_of(row));
+        continue;
+      }
       std::string status = row.value("status", "");
       std::replace(status.begin(), status.end(), '_', ' ');
       others += fmt::format("{}: {}: {}\n", label_of(row), status, row.value("reason", ""));
