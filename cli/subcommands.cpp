@@ -8,6 +8,8 @@ const std::vector<Subcommand>& subcommands() {
       {"train", "Train a model from a recipe", describe_train},
       {"launch", "Start a program as N ranks on this machine", describe_launch, true},
       {"plan", "Memory and traffic of a recipe on any number of ranks, by strategy", describe_plan},
+      {"bench", "Compare strategies by measurement, in turns, with the plan beside it",
+       describe_bench},
       {"convert", "Convert a checkpoint to another format", describe_convert},
       {"inspect", "List the tensors and the training state of a checkpoint", describe_inspect},
       {"verify", "Check a checkpoint's checksums and coverage", describe_verify},

@@ -24,5 +24,6 @@ Command describe_launch();
 Command describe_recipe();
 Command describe_config();
 Command describe_test();
+Command describe_bench();
 
 }  // namespace tessera::cli

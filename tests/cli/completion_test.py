@@ -30,7 +30,7 @@ class Completion(unittest.TestCase):
         self.assertEqual(completed("la"), ["launch"])
         every = completed("")
         for name in ("train", "plan", "launch", "convert", "inspect", "verify", "generate", "tokenize", "encode",
-                     "evaluate", "recipe", "env", "config", "test",
+                     "evaluate", "recipe", "env", "config", "test", "bench",
                      "--version", "--help"):
             self.assertIn(name, every)
 

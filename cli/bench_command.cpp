@@ -1,0 +1,284 @@
+// `tessera bench`: strategies compared by measurement, with the plan beside it.
+#include <fmt/format.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <utility>
+
+#include "cli/accelerate_config.h"
+#include "cli/bench_options.h"
+#include "cli/bench_report.h"
+#include "cli/bench_run.h"
+#include "cli/bytes_text.h"
+#include "cli/html_report.h"
+#include "cli/launch.h"
+#include "cli/nearest.h"
+#include "cli/subcommands.h"
+#include "engine/backend.h"
+#include "kernels/base/error.h"
+#include "sharding/comm/rendezvous.h"
+
+namespace tessera::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int regression_code = 9;
+
+// For the files of the runs; goes when the comparison ends.
+class BenchFolder {
+ public:
+  BenchFolder() {
+    std::string pattern = (fs::temp_directory_path() / "tessera-bench-XXXXXX").string();
+    TESSERA_CHECK(::mkdtemp(pattern.data()) != nullptr, ErrorCode::runtime, "{}: {}", pattern,
+                  describe_errno("mkdtemp", errno));
+    path_ = pattern;
+  }
+  ~BenchFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  BenchFolder(const BenchFolder&) = delete;
+  BenchFolder& operator=(const BenchFolder&) = delete;
+  [[nodiscard]] const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+struct BenchCommand : BenchOptions {
+  [[nodiscard]] int run() {
+    if (!products.empty()) {
+      time_products(products);
+      return 0;
+    }
+    TESSERA_CHECK(!file.empty(), ErrorCode::usage,
+                  "name a recipe, as in: tessera bench examples/gpt2-bytes.yaml --world-sizes 1,2");
+    const BenchFolder folder;
+    BenchProcesses processes(folder.path());
+    try {
+      return run(folder, processes);
+    } catch (const Stopped& stopped) {
+      fmt::print(stderr, "tessera: stopped by signal {}{}\n", stopped.signal,
+                 json.empty() ? "; --json FILE keeps what is measured, and goes on from there"
+                              : fmt::format("; {} has what was measured, and the same command goes "
+                                            "on from there",
+                                            json));
+      return 128 + stopped.signal;
+    }
+  }
+
+ private:
+  int run(const BenchFolder& folder, BenchProcesses& processes) {
+    check_peers(peers);
+    check_modes();
+    if (!device_memory.empty()) {
+      settings.device_memory = parse_bytes(device_memory);
+      TESSERA_CHECK(settings.device_memory.has_value(), ErrorCode::usage,
+                    "--device-memory {}: must be a number of bytes, as in 80GB, 79.2GiB or 1e11",
+                    device_memory);
+    }
+    const BenchGrid grid = make_grid();
+    const BenchJson old = compare.empty() ? BenchJson() : old_report();
+    const BenchJson kept = json.empty() ? BenchJson() : kept_report(grid);
+    BenchFile output("--json", json);
+    if (!html.empty()) check_writable("--html", html);
+    if (!peers.empty()) settings.peers.scripts = peer_scripts(settings.peers, peers).string();
+    std::vector<BenchRow> rows = make_rows(grid);
+    refuse_all(rows);
+    const ModelWork work = model_work(rows.front().recipe);
+    BenchRun bench(grid, settings, std::move(rows), work, runner(grid, folder, processes), output,
+                   command_text());
+    bench.take_over(kept);
+    output.keep(bench.report());
+    bench.measure();
+    const BenchJson& report = bench.report();
+    fmt::print("{}", bench_text(report));
+    std::fflush(stdout);
+    output.write(report);
+    if (!html.empty()) write_html_report(report, html);
+    const bool worse = !compare.empty() && print_comparison(report, old);
+    const int code = bench_exit_code(report);
+    return code == 0 && worse ? regression_code : code;
+  }
+
+  // What stands in the way of every row is an error, not a table.
+  static void refuse_all(const std::vector<BenchRow>& rows) {
+    const auto refused = [](const BenchRow& row) { return !row.refused.empty(); };
+    if (!std::all_of(rows.begin(), rows.end(), refused)) return;
+    fail(static_cast<ErrorCode>(rows.front().refused_code), "{}", rows.front().refused);
+  }
+
+  void check_modes() const {
+    TESSERA_CHECK(peer_modes.empty() || !peers.empty(), ErrorCode::usage,
+                  "--peer-modes {}: of which --peer?", fmt::join(peer_modes, ","));
+    const std::vector<std::string> known = all_peer_modes(peers);
+    for (const std::string& mode : peer_modes) {
+      TESSERA_CHECK(std::find(known.begin(), known.end(), mode) != known.end(), ErrorCode::usage,
+                    "--peer-modes {}: there are {}{}", mode, fmt::join(known, ", "),
+                    did_you_mean(mode, known));
+    }
+  }
+
+  [[nodiscard]] BenchJson old_report() const {
+    BenchJson old = read_bench_file("--compare", compare);
+    TESSERA_CHECK(!old.is_null(), ErrorCode::configuration,
+                  "--compare {}: does not exist, or is empty", compare);
+    return old;
+  }
+
+  // What an earlier run measured, of the same recipe on the same machine.
+  [[nodiscard]] BenchJson kept_report(const BenchGrid& grid) const {
+    BenchJson kept = read_bench_file("--json", json);
+    if (kept.is_null() || again) return {};
+    TESSERA_CHECK(kept["recipe"] == file, ErrorCode::configuration,
+                  "--json {}: compares {}; name another file for {}", json, kept["recipe"].dump(),
+                  file);
+    for (const char* what : {"processor", "cores", "device", "tessera"}) {
+      const BenchJson before = kept["machine"].value(what, BenchJson());
+      TESSERA_CHECK(before == grid.machine.at(what), ErrorCode::configuration,
+                    "--json {}: was measured where {} is {}, and here it is {}; name another file, "
+                    "or --again to replace it",
+                    json, what, before.dump(), grid.machine.at(what).dump());
+    }
+    return kept;
+  }
+
+  [[nodiscard]] BenchGrid make_grid() const {
+    BenchGrid grid;
+    grid.recipe = file;
+    grid.config_file = config_file;
+    grid.settings = overrides;
+    if (!device.empty()) grid.settings.push_back("train.device=" + device);
+    const Recipe recipe = load_recipe(file, grid.settings, chosen_config_file(config_file));
+    grid.strategies =
+        strategy_names(lists.strategies.empty() ? usual_strategies(recipe) : lists.strategies);
+    grid.axes = axes();
+    grid.peers = peers;
+    grid.peer_modes = peer_modes;
+    grid.peer_compile = peer_compile;
+    const bool gpus = uses_gpus(recipe);
+    grid.world_sizes = lists.world_sizes.empty() ? usual_world_sizes(gpus) : lists.world_sizes;
+    for (const std::int64_t ranks : grid.world_sizes) {
+      TESSERA_CHECK(ranks >= 1 && ranks <= comm::max_ranks_on_host, ErrorCode::usage,
+                    "--world-sizes {}: must be numbers of ranks from 1 to {}, those of one host",
+                    ranks, comm::max_ranks_on_host);
+    }
+    grid.threads_per_rank = threads(grid);
+    grid.fill_cores = fill_cores;
+    grid.machine = bench_machine(gpus ? "cuda" : "cpu");
+    return grid;
+  }
+
+  // The groups of HYBRID_* differ from FULL_SHARD's world where the recipe says so.
+  static std::vector<std::string> usual_strategies(const Recipe& recipe) {
+    std::vector<std::string> names = {"none",          "dp",        "NO_SHARD", "SHARD_OPTIMIZER",
+                                      "SHARD_GRAD_OP", "FULL_SHARD"};
+    if (recipe.sharding.group_size) {
+      names.insert(names.end(), {"HYBRID_SHARD", "HYBRID_SHARD_ZERO2"});
+    }
+    return names;
+  }
+
+  static bool uses_gpus(const Recipe& recipe) {
+    return recipe.train.device == DeviceChoice::cuda ||
+           (recipe.train.device == DeviceChoice::automatic &&
+            backend_of(DeviceType::cuda).device_count() > 0);
+  }
+
+  static std::vector<std::int64_t> usual_world_sizes(bool gpus) {
+    constexpr int most = 8;
+    const int devices = gpus ? backend_of(DeviceType::cuda).device_count()
+                             : std::max(2, std::min(most, usable_cores()));
+    if (devices <= 1) return {1};
+    return {1, devices};
+  }
+
+  // The same for every row, so that a rank has as much of the machine in each: a core or more.
+  [[nodiscard]] int threads(const BenchGrid& grid) const {
+    if (threads_per_rank > 0) return threads_per_rank;
+    for (const char* name : {"TESSERA_NUM_THREADS", "OMP_NUM_THREADS"}) {
+      const char* text = std::getenv(name);
+      if (text != nullptr && std::atoi(text) > 0) return std::atoi(text);
+    }
+    const std::int64_t most = *std::max_element(grid.world_sizes.begin(), grid.world_sizes.end());
+    return static_cast<int>(std::max<std::int64_t>(1, usable_cores() / most));
+  }
+
+  [[nodiscard]] std::vector<BenchAxis> axes() const {
+    std::vector<BenchAxis> all;
+    const auto add = [&](const std::string& key, const std::vector<std::string>& values) {
+      if (!values.empty()) all.push_back(axis_of(key, values));
+    };
+    add("sharding.mixed_precision", lists.precisions);
+    std::vector<std::string> batches;
+    for (const std::int64_t batch : lists.batch_sizes) batches.push_back(std::to_string(batch));
+    add("data.batch_size", batches);
+    add("sharding.backward_prefetch", lists.prefetch);
+    if (!lists.offload.empty()) all.push_back(offload_axis(lists.offload));
+    add("sharding.activation_checkpointing", lists.checkpointing);
+    for (const std::string& text : lists.axes) all.push_back(parse_axis(text));
+    return all;
+  }
+
+  [[nodiscard]] RowRunner runner(const BenchGrid& grid, const BenchFolder& folder,
+                                 BenchProcesses& processes) const {
+    return {.processes = processes,
+            .folder = folder.path(),
+            .program = fs::read_symlink("/proc/self/exe"),
+            .recipe = file,
+            .config_file = config_file,
+            .threads_per_rank = grid.threads_per_rank,
+            .filled_ranks = grid.fill_cores ? static_cast<int>(*std::max_element(
+                                                  grid.world_sizes.begin(), grid.world_sizes.end()))
+                                            : 0};
+  }
+
+  [[nodiscard]] std::string command_text() const {
+    std::vector<std::string> words = {"tessera bench", file};
+    const auto list = [&](const char* option, const auto& values) {
+      if (!values.empty()) words.push_back(fmt::format("{} {}", option, fmt::join(values, ",")));
+    };
+    list("--strategies", lists.strategies);
+    list("--world-sizes", lists.world_sizes);
+    list("--precisions", lists.precisions);
+    list("--batch-sizes", lists.batch_sizes);
+    list("--prefetch", lists.prefetch);
+    list("--offload", lists.offload);
+    list("--activation-checkpointing", lists.checkpointing);
+    for (const std::string& axis : lists.axes) words.push_back("--axis " + axis);
+    for (const std::string& setting : overrides) words.push_back("--set " + setting);
+    if (!device.empty()) words.push_back("--device " + device);
+    list("--peer", peers);
+    list("--peer-modes", peer_modes);
+    if (fill_cores) words.emplace_back("--fill-cores");
+    if (settings.steps > 0) words.push_back(fmt::format("--steps {}", settings.steps));
+    if (settings.rounds > 0) words.push_back(fmt::format("--rounds {}", settings.rounds));
+    return fmt::format("{}", fmt::join(words, " "));
+  }
+
+  // Whether something is worse beyond the noise.
+  [[nodiscard]] bool print_comparison(const BenchJson& report, const BenchJson& old) const {
+    const BenchComparison comparison = compare_reports(report, old);
+    fmt::print("\nagainst {}:\n", compare);
+    for (const std::string& line : comparison.lines) fmt::print("  {}\n", line);
+    for (const std::string& line : comparison.regressions) fmt::print("regression: {}\n", line);
+    return !comparison.regressions.empty();
+  }
+};
+
+}  // namespace
+
+Command describe_bench() {
+  const auto command = std::make_shared<BenchCommand>();
+  return {.arguments = bench_arguments(*command),
+          .run = [command](const std::vector<std::string>&) { return command->run(); },
+          .footer =
+              "Exit code 9: --compare found a row that is worse beyond the noise. Else the "
+              "code of the first row that could not be measured (docs/errors.md), or 0."};
+}
+
+}  // namespace tessera::cli

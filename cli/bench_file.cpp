@@ -1,0 +1,213 @@
+// Reading, replacing and comparing reports.
+#include "cli/bench_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <fstream>
+#include <sstream>
+#include <system_error>
+#include <utility>
+
+#include "cli/bytes_text.h"
+#include "kernels/base/error.h"
+
+namespace tessera::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A descriptor that is written to its end.
+void write_all(int file, const std::string& text, const std::string& what) {
+  for (std::size_t done = 0; done < text.size();) {
+    const ssize_t got = ::write(file, text.data() + done, text.size() - done);
+    if (got < 0 && errno == EINTR) continue;
+    TESSERA_CHECK(got >= 0, ErrorCode::runtime, "{}: {}", what, describe_errno("write", errno));
+    done += static_cast<std::size_t>(got);
+  }
+}
+
+// Removes the file that was begun, unless it got its name.
+class PartialFile {
+ public:
+  PartialFile(const fs::path& path, std::string what)
+      : partial_(path.string() + fmt::format(".partial-{}", ::getpid())), what_(std::move(what)) {
+    file_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    TESSERA_CHECK(file_ >= 0, ErrorCode::configuration, "{}: cannot be written: {}", what_,
+                  describe_errno("open", errno));
+  }
+  ~PartialFile() {
+    if (file_ >= 0) ::close(file_);
+    if (!partial_.empty()) ::unlink(partial_.c_str());
+  }
+  PartialFile(const PartialFile&) = delete;
+  PartialFile& operator=(const PartialFile&) = delete;
+
+  void become(const fs::path& path, const std::string& text) {
+    write_all(file_, text, what_);
+    const int closed = ::close(std::exchange(file_, -1));
+    TESSERA_CHECK(closed == 0, ErrorCode::runtime, "{}: {}", what_, describe_errno("close", errno));
+    TESSERA_CHECK(::rename(partial_.c_str(), path.c_str()) == 0, ErrorCode::runtime, "{}: {}",
+                  what_, describe_errno("rename", errno));
+    partial_.clear();
+  }
+
+ private:
+  std::string partial_;
+  std::string what_;
+  int file_ = -1;
+};
+
+bool exists_otherwise(const fs::path& path) {
+  std::error_code ignored;
+  const fs::file_status status = fs::status(path, ignored);
+  return fs::exists(status) && !fs::is_regular_file(status);
+}
+
+const BenchJson* row_with_id(const BenchJson& report, const std::string& id) {
+  for (const BenchJson& row : report.at("rows")) {
+    if (row.value("id", "") == id) return &row;
+  }
+  return nullptr;
+}
+
+struct Rate {
+  double median = 0, low = 0, high = 0;
+  [[nodiscard]] double spread() const { return high - low; }
+};
+Rate rate_of(const BenchJson& row) {
+  const BenchJson& rate = row.at("samples_per_s");
+  return {rate.at("median"), rate.at("low"), rate.at("high")};
+}
+
+void compare_memory(const std::string& name, const BenchJson& row, const BenchJson& old,
+                    BenchComparison& result) {
+  const auto measured = [](const BenchJson& of) {
+    const BenchJson memory = of.value("memory", BenchJson::object());
+    return memory.is_object() && memory.contains("measured") && memory["measured"].is_number()
+               ? memory["measured"].get<double>()
+               : 0.0;
+  };
+  const double now = measured(row), before = measured(old);
+  constexpr double tolerance = 0.02;
+  if (before <= 0 || now <= before * (1 + tolerance)) return;
+  result.regressions.push_back(fmt::format("{}: {} of memory, {} before", name,
+                                           bytes_text(static_cast<std::uint64_t>(now)),
+                                           bytes_text(static_cast<std::uint64_t>(before))));
+}
+
+void compare_row(const BenchJson& row, const BenchJson& old, BenchComparison& result) {
+  const std::string name = row.at("name");
+  if (!is_measured(old)) return;
+  if (!is_measured(row)) {
+    if (row.value("status", "") != "not_run") {
+      result.regressions.push_back(fmt::format("{}: {} ({}); it was measured before", name,
+                                               row.value("status", ""), row.value("reason", "")));
+    }
+    return;
+  }
+  const Rate now = rate_of(row), before = rate_of(old);
+  const double noise = now.spread() + before.spread();
+  const double change = now.median - before.median;
+  const char* verdict = change < -noise ? "slower" : change > noise ? "faster" : "within the noise";
+  const std::string line =
+      fmt::format("{}: {:.4g} samples/s, {:.4g} before ({:+.1f} %, {}; both spreads are {:.2g})",
+                  name, now.median, before.median, 100 * change / before.median, verdict, noise);
+  result.lines.push_back(line);
+  if (change < -noise) result.regressions.push_back(line);
+  compare_memory(name, row, old, result);
+}
+
+}  // namespace
+
+BenchJson read_bench_file(const std::string& option, const fs::path& path) {
+  std::error_code error;
+  if (!fs::exists(path, error) || exists_otherwise(path)) return {};
+  std::ifstream stream(path, std::ios::binary);
+  TESSERA_CHECK(stream.is_open(), ErrorCode::configuration, "{} {}: cannot be read: {}", option,
+                path.string(), describe_errno("open", errno));
+  std::stringstream content;
+  content << stream.rdbuf();
+  if (content.str().empty()) return {};
+  BenchJson report = BenchJson::parse(content.str(), nullptr, false);
+  const bool ours = report.is_object() && report.value("format", BenchJson()) == bench_format &&
+                    report.contains("rows") && report["rows"].is_array() &&
+                    report.contains("recipe") && report.contains("machine");
+  TESSERA_CHECK(ours, ErrorCode::configuration,
+                "{} {}: is no comparison of tessera bench; name another file", option,
+                path.string());
+  TESSERA_CHECK(report.value("version", 0) == 1, ErrorCode::configuration,
+                "{} {}: has version {} of the format, and this program reads 1", option,
+                path.string(), report.value("version", BenchJson()).dump());
+  for (const BenchJson& row : report["rows"]) {
+    const bool whole = row.is_object() && row.contains("id") && row["id"].is_string() &&
+                       row.contains("name") && row["name"].is_string() && row.contains("status");
+    TESSERA_CHECK(whole, ErrorCode::configuration, "{} {}: a row has no id, name or status", option,
+                  path.string());
+  }
+  return report;
+}
+
+void check_writable(const std::string& option, const fs::path& path) {
+  std::error_code error;
+  TESSERA_CHECK(!fs::is_directory(path, error), ErrorCode::configuration,
+                "{} {}: cannot be written: it is a folder", option, path.string());
+  if (exists_otherwise(path)) return;
+  const PartialFile made(path, fmt::format("{} {}", option, path.string()));
+}
+
+BenchFile::BenchFile(std::string option, fs::path path)
+    : option_(std::move(option)), path_(std::move(path)) {
+  if (!path_.empty()) check_writable(option_, path_);
+}
+
+bool BenchFile::is_stream() const {
+  return exists_otherwise(path_);
+}
+
+void BenchFile::keep(const BenchJson& report) {
+  if (!path_.empty() && !is_stream()) write(report);
+}
+
+void BenchFile::write(const BenchJson& report) {
+  if (path_.empty()) return;
+  const std::string what = fmt::format("{} {}", option_, path_.string());
+  const std::string text = report.dump(1) + "\n";
+  if (!is_stream()) {
+    PartialFile(path_, what).become(path_, text);
+    return;
+  }
+  const int file = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC);
+  TESSERA_CHECK(file >= 0, ErrorCode::configuration, "{}: cannot be written: {}", what,
+                describe_errno("open", errno));
+  try {
+    write_all(file, text, what);
+  } catch (...) {
+    ::close(file);
+    throw;
+  }
+  TESSERA_CHECK(::close(file) == 0, ErrorCode::runtime, "{}: {}", what,
+                describe_errno("close", errno));
+}
+
+BenchComparison compare_reports(const BenchJson& report, const BenchJson& old) {
+  BenchComparison result;
+  for (const BenchJson& row : report.at("rows")) {
+    if (const BenchJson* before = row_with_id(old, row.at("id"))) {
+      compare_row(row, *before, result);
+    } else {
+      result.lines.push_back(
+          fmt::format("{}: is not in the old comparison", row.at("name").get<std::string>()));
+    }
+  }
+  for (const BenchJson& before : old.at("rows")) {
+    if (row_with_id(report, before.at("id")) != nullptr) continue;
+    result.lines.push_back(
+        fmt::format("{}: is in the old comparison alone", before.at("name").get<std::string>()));
+  }
+  return result;
+}
+
+}  // namespace tessera::cli

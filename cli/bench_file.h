@@ -1,0 +1,47 @@
+// The file of a comparison: read when it is gone on with, written whole or not at all.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "cli/bench_row.h"
+
+namespace tessera::cli {
+
+inline constexpr const char* bench_format = "tessera-bench";
+
+// Throws Error(configuration), which begins with `option` and the path, for what is no comparison
+// that this version reads; null where the file does not exist or is empty.
+BenchJson read_bench_file(const std::string& option, const std::filesystem::path& path);
+
+class BenchFile {
+ public:
+  // An empty path: nothing is written. Throws Error(configuration) where nothing can be.
+  BenchFile(std::string option, std::filesystem::path path);
+
+  // On the way: a file is replaced by a rename, so that there is always a whole one. What is no
+  // regular file (a pipe, a device) gets the last one only.
+  void keep(const BenchJson& report);
+  // Throws Error(runtime) when the file system refuses (a full disk).
+  void write(const BenchJson& report);
+
+ private:
+  [[nodiscard]] bool is_stream() const;
+
+  std::string option_;
+  std::filesystem::path path_;
+};
+
+// Throws Error(configuration) where no file could be made or replaced at this path.
+void check_writable(const std::string& option, const std::filesystem::path& path);
+
+// What differs between two comparisons of the same rows, for people, and what of it is worse beyond
+// the noise: by more than both spreads together. Memory, which hardly varies: by 2 %.
+struct BenchComparison {
+  std::vector<std::string> lines;
+  std::vector<std::string> regressions;
+};
+BenchComparison compare_reports(const BenchJson& report, const BenchJson& old);
+
+}  // namespace tessera::cli

@@ -1,0 +1,24 @@
+// What a comparison's numbers say of each other, and the table on the terminal.
+#pragma once
+
+#include <string>
+
+#include "cli/bench_products.h"
+#include "cli/bench_row.h"
+
+namespace tessera::cli {
+
+// {"processor", "cores", "memory_bytes", "device", ...} of this machine.
+BenchJson bench_machine(const std::string& device);
+
+// The members of every row that other rows decide: speed-up and efficiency over one rank, MFU and
+// the share of products, and what a peer's row is compared with.
+void derive(BenchJson& report, const ModelWork& work);
+
+// The rows, and under them what failed.
+std::string bench_text(const BenchJson& report);
+
+// 0, or the code of the first row that was not measured.
+int bench_exit_code(const BenchJson& report);
+
+}  // namespace tessera::cli
