@@ -142,7 +142,7 @@ std::vector<std::string> time_cells(const TimedRow& timed) {
 }
 
 void set_time(TimedRow& timed, const Recipe& recipe, const Cluster& cluster,
-              const std::function<PredictedStep(const StepRecord&)>& predict) {
+              const std::function<PredictedStep(const PlannedStep&)>& predict) {
   if (!timed.row.plan) return;
   const auto batches = static_cast<double>(recipe.train.gradient_accumulation_steps);
   timed.samples = static_cast<double>(batch_size_per_rank(recipe, timed.world.ranks)) *
@@ -169,7 +169,7 @@ TimedRow timed_row(const StrategyPlan& plan, const PlanWorld& world, const Recip
                    const Cluster& cluster) {
   TimedRow timed{.name = std::string(name_of(plan.strategy)), .row = plan, .world = world};
   set_time(timed, recipe, cluster,
-           [&](const StepRecord& step) { return predict_step(step, world, cluster); });
+           [&](const PlannedStep& step) { return predict_step(step, world, cluster); });
   return timed;
 }
 
@@ -188,7 +188,7 @@ TimedRow row_of_data_parallel(const PlanWorld& world, const Recipe& recipe,
   alone.ranks = 1;
   TimedRow timed{
       .name = "dp", .row = plan_strategy(recipe, alone, Strategy::no_shard), .world = world};
-  set_time(timed, recipe, cluster, [&](const StepRecord& step) {
+  set_time(timed, recipe, cluster, [&](const PlannedStep& step) {
     const auto bytes = static_cast<double>(timed.row.plan->memory.of(MemoryKind::parameters));
     return predict_data_parallel(step, bytes, world.ranks, cluster);
   });

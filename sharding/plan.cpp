@@ -118,8 +118,8 @@ void Planning::end_step() {
   plan.phase = name_of(state_->peak_phase);
   plan.collectives = collectives_of(*state_->recorder);
   if (WorkLog* const log = work_log()) {
-    plan.step = std::make_shared<const StepRecord>(
-        StepRecord{*log, planned_lane(state_->device), state_->recorder->collectives()});
+    plan.step = std::make_shared<const PlannedStep>(
+        PlannedStep{*log, planned_lane(state_->device), state_->recorder->collectives()});
     log->begin();
   }
   state_->recorder->clear();

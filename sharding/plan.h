@@ -60,14 +60,14 @@ struct RankMemory {
 // with the collective memory that the rank holds now.
 RankMemory measure_memory(const Context& context);
 
-struct StepRecord;  // sharding/plan_time.h
+struct PlannedStep;  // sharding/plan_time.h
 
 struct MemoryPlan {
   RankMemory memory;  // at the peak
   std::string unit;   // where the peak is: "" is the root
   std::string_view phase;
   std::vector<PlannedCollective> collectives;  // of one step; without control messages
-  std::shared_ptr<const StepRecord> step;      // what the last step does; of PlanWorld::timed
+  std::shared_ptr<const PlannedStep> step;      // what the last step does; of PlanWorld::timed
   [[nodiscard]] std::size_t total() const { return memory.total(); }
   [[nodiscard]] std::uint64_t moved_bytes() const;
 };

@@ -42,7 +42,7 @@ struct LaneState {
 
 class Costs {
  public:
-  Costs(const StepRecord& step, const PlanWorld& world, const Cluster& cluster)
+  Costs(const PlannedStep& step, const PlanWorld& world, const Cluster& cluster)
       : step_(step), cluster_(cluster), on_cpu_(world.device == DeviceType::cpu) {
     ranks_ = std::min(world.ranks, on_cpu_ ? world.ranks : cluster.per_node);
     threads_ = on_cpu_ && world.ranks == 1 ? cluster.per_node : 1;
@@ -162,7 +162,7 @@ class Costs {
              bytes, operations, work.m, work.n, work.k, work.batch}};
   }
 
-  const StepRecord& step_;
+  const PlannedStep& step_;
   const Cluster& cluster_;
   bool on_cpu_;
   int ranks_, threads_;
@@ -172,7 +172,7 @@ class Costs {
 
 class Replay {
  public:
-  Replay(const StepRecord& step, const PlanWorld& world, const Cluster& cluster, bool with_spans)
+  Replay(const PlannedStep& step, const PlanWorld& world, const Cluster& cluster, bool with_spans)
       : step_(step), costs_(step, world, cluster), with_spans_(with_spans) {
     lanes_.resize(step.log.lanes().size());
     const std::vector<LoggedWork>& entries = step.log.entries();
@@ -354,7 +354,7 @@ class Replay {
         static_cast<DType>(std::max_element(by_dtype.begin(), by_dtype.end()) - by_dtype.begin());
   }
 
-  const StepRecord& step_;
+  const PlannedStep& step_;
   Costs costs_;
   bool with_spans_;
   std::vector<LaneState> lanes_;
@@ -364,7 +364,7 @@ class Replay {
 
 }  // namespace
 
-PredictedStep predict_step(const StepRecord& step, const PlanWorld& world, const Cluster& cluster,
+PredictedStep predict_step(const PlannedStep& step, const PlanWorld& world, const Cluster& cluster,
                            bool with_spans) {
   TESSERA_CHECK(cluster.device == world.device, ErrorCode::configuration,
                 "cluster {} has {}, and the plan is for {}", cluster.name,
@@ -373,7 +373,7 @@ PredictedStep predict_step(const StepRecord& step, const PlanWorld& world, const
   return Replay(step, world, cluster, with_spans).run();
 }
 
-PredictedStep predict_data_parallel(const StepRecord& one_rank, double parameter_bytes, int ranks,
+PredictedStep predict_data_parallel(const PlannedStep& one_rank, double parameter_bytes, int ranks,
                                     const Cluster& cluster) {
   TESSERA_CHECK(cluster.device == DeviceType::cuda && ranks <= cluster.per_node,
                 ErrorCode::configuration,

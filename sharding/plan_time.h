@@ -17,7 +17,7 @@
 
 namespace tessera {
 
-struct StepRecord {
+struct PlannedStep {
   WorkLog log;
   std::uint32_t compute = 0;  // the lane that kernels of forward and backward are in
   std::vector<comm::RecordedCollective> collectives;
@@ -71,13 +71,13 @@ CollectiveTime time_of(const comm::RecordedCollective& collective, const Cluster
 double time_of(const KernelWork& work, const Cluster& cluster, int ranks, int threads);
 
 // Error(configuration) where the cluster lacks what the step needs: a link, a rate.
-PredictedStep predict_step(const StepRecord& step, const PlanWorld& world, const Cluster& cluster,
+PredictedStep predict_step(const PlannedStep& step, const PlanWorld& world, const Cluster& cluster,
                            bool with_spans = false);
 
 // torch's DataParallel, from the plan of one rank: one process drives `ranks` GPUs of a node. In
 // each step GPU 0 sends its parameters (`parameter_bytes`) to the others and gets their gradients,
 // both in the open, updates alone, and in the forward one thread launches at a time.
-PredictedStep predict_data_parallel(const StepRecord& one_rank, double parameter_bytes, int ranks,
+PredictedStep predict_data_parallel(const PlannedStep& one_rank, double parameter_bytes, int ranks,
                                     const Cluster& cluster);
 
 }  // namespace tessera

@@ -71,7 +71,7 @@ class LoggedStep {
   [[nodiscard]] std::uint32_t reductions() const { return reduce_; }
 
  private:
-  StepRecord record_;
+  PlannedStep record_;
   std::uint32_t compute_ = 0, gather_ = 0, reduce_ = 0;
 };
 
@@ -143,7 +143,7 @@ TEST(PlanTime, CopiesToTheHostAndFromItAtTheSameTime) {
 TEST(PlanTime, SharesACoreBetweenARanksThreads) {
   Cluster cluster = unit_rates();
   cluster.device = DeviceType::cpu;
-  StepRecord record;
+  PlannedStep record;
   const std::uint32_t side = record.log.add_lane("gather");
   for (const std::uint32_t lane : {side, WorkLog::host}) {
     LoggedWork work;
@@ -269,7 +269,7 @@ TEST(PlanTime, TakesWhatWasMeasuredWhereItWas) {
 
 // What a second run computes again is time, and no operation of the model.
 TEST(PlanTime, CountsTheModelsOperationsWithoutRecomputation) {
-  StepRecord record;
+  PlannedStep record;
   record.compute = record.log.add_lane("compute");
   LoggedWork work;
   work.kind = LoggedWork::Kind::kernel;
@@ -289,7 +289,7 @@ TEST(PlanTime, CountsTheModelsOperationsWithoutRecomputation) {
 TEST(PlanTime, RefusesAClusterOfAnotherDevice) {
   Cluster cluster = unit_rates();
   cluster.device = DeviceType::cpu;
-  EXPECT_THROW(predict_step(StepRecord{}, {.ranks = 1, .device = DeviceType::cuda}, cluster),
+  EXPECT_THROW(predict_step(PlannedStep{}, {.ranks = 1, .device = DeviceType::cuda}, cluster),
                Error);
 }
 
