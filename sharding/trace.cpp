@@ -199,13 +199,22 @@ std::vector<StepRecord> gather_records(const Context& context, const StepRecord&
   return records;
 }
 
-std::string trace_begin(int ranks) {
+std::string trace_begin() {
   std::string text =
       "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"format\":\"tessera-trace\",\"version\":1},"
       "\"traceEvents\":[\n";
+  text += metadata("trace", 0, 0, R"("name":"tessera")");
+  text += '\n';
+  return text;
+}
+
+std::string trace_names(int ranks) {
+  std::string text;
   for (int rank = 0; rank < ranks; ++rank) {
     const auto add = [&](std::string_view what, int thread, const std::string& argument) {
-      text += metadata(what, rank, thread, argument) + ",\n";
+      text += ',';
+      text += metadata(what, rank, thread, argument);
+      text += '\n';
     };
     add("process_name", 0, fmt::format(R"("name":"rank {}")", rank));
     add("process_sort_index", 0, fmt::format(R"("sort_index":{})", rank));
@@ -216,8 +225,7 @@ std::string trace_begin(int ranks) {
       add("thread_sort_index", thread, fmt::format(R"("sort_index":{})", thread));
     }
   }
-  // So that each event that follows may begin with a comma.
-  return text + metadata("trace", 0, 0, R"("name":"tessera")") + "\n";
+  return text;
 }
 
 std::string trace_events(const std::vector<StepRecord>& ranks,
@@ -253,8 +261,8 @@ void write_trace(const Context& context, StepRecorder& recorder, const std::stri
   std::ofstream stream(file, std::ios::binary);
   TESSERA_CHECK(stream.is_open(), ErrorCode::runtime, "trace {} cannot be written: {}", file,
                 describe_errno("open", errno));
-  stream << trace_begin(context.world_size()) << trace_events(records, recorder.units())
-         << trace_end();
+  stream << trace_begin() << trace_names(context.world_size())
+         << trace_events(records, recorder.units()) << trace_end();
   stream.close();
   TESSERA_CHECK(stream.good(), ErrorCode::runtime, "trace {}: {}", file,
                 describe_errno("write", errno));

@@ -14,8 +14,8 @@
 
 #include "kernels/base/error.h"
 #include "sharding/plan.h"
-#include "sharding/span_queue.h"
 #include "sharding/sharding_testing.h"
+#include "sharding/span_queue.h"
 
 namespace tessera {
 namespace {
@@ -368,10 +368,12 @@ TEST(StepRecorder, StepsAreBegunAndEndedInTurn) {
   StepRecorder recorder({"", "block"}, Device::cpu());
   EXPECT_THROW(recorder.end_step(), std::logic_error);
   recorder.begin_step(1);
-  EXPECT_THROW(recorder.begin_step(2), std::logic_error);
   EXPECT_THROW(recorder.complete(), std::logic_error);
+  recorder.begin_step(2);  // what step 1 was is forgotten
   recorder.end_step();
-  EXPECT_EQ(recorder.last().step, 1);
+  EXPECT_THROW(recorder.end_step(), std::logic_error);
+  EXPECT_EQ(recorder.last().step, 2);
+  EXPECT_EQ(recorder.last().spans.size(), 1u);
 }
 
 }  // namespace
