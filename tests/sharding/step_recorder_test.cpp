@@ -187,6 +187,22 @@ TEST(StepRecorder, UnitsAreNamed) {
            });
 }
 
+// Gradients in a file: the reductions' lane, and a lane for their way there.
+TEST(StepRecorder, WhatGoesToAFileHasALaneOfItsOwn) {
+  ShardingOptions options = toy_options(Strategy::full_shard);
+  options.offload.gradients = Placement::file;
+  options.offload.folder = ::testing::TempDir();
+  on_ranks(2, options, [&](Context& context, ToyTransformer& net, ShardedModel& model) {
+    optim::Sgd optimizer(model.parameters(), {.lr = 0.1});
+    for (int step = 1; step <= 2; ++step) take_step(context, net, model, optimizer, step);
+    const StepRecord& record = model.record()->last();
+    EXPECT_EQ(of_lane(record, Lane::reduce).size(), 4u);
+    const std::vector<Span> back = of_lane(record, Lane::copy_back);
+    EXPECT_EQ(back.size(), 4u);
+    for (const Span& span : back) EXPECT_GT(span.bytes, 0u);
+  });
+}
+
 // A rank that comes late is waited for, and the time is not the schedule's.
 TEST(StepRecorder, WaitingForALateRankIsExposedAndNoWorkOfTheSchedule) {
   on_ranks(2, toy_options(Strategy::full_shard),
