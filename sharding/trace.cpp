@@ -27,13 +27,13 @@ struct RecordHead {
 };
 
 template <class T>
-void put(std::string& text, const T* values, std::size_t count) {
+void put_values(std::string& text, const T* values, std::size_t count) {
   static_assert(std::is_trivially_copyable_v<T>);
   if (count > 0) text.append(reinterpret_cast<const char*>(values), count * sizeof(T));
 }
 
 template <class T>
-void take(std::string_view& text, T* values, std::size_t count) {
+void take_values(std::string_view& text, T* values, std::size_t count) {
   TESSERA_REQUIRE(text.size() >= count * sizeof(T), "a record of a step that is cut off");
   if (count > 0) std::memcpy(static_cast<void*>(values), text.data(), count * sizeof(T));
   text.remove_prefix(count * sizeof(T));
@@ -52,15 +52,15 @@ std::string encode_record(const StepRecord& record) {
                         record.collectives.size(),
                         record.spans.size()};
   std::string text;
-  put(text, &head, 1);
-  put(text, record.collectives.data(), record.collectives.size());
-  put(text, record.spans.data(), record.spans.size());
+  put_values(text, &head, 1);
+  put_values(text, record.collectives.data(), record.collectives.size());
+  put_values(text, record.spans.data(), record.spans.size());
   return text;
 }
 
 StepRecord decode_record(std::string_view text) {
   RecordHead head{};
-  take(text, &head, 1);
+  take_values(text, &head, 1);
   StepRecord record;
   record.step = head.step;
   record.begin = head.begin;
@@ -72,9 +72,9 @@ StepRecord decode_record(std::string_view text) {
   record.unit_passes = head.unit_passes;
   record.lost = head.lost;
   record.collectives.resize(head.collectives);
-  take(text, record.collectives.data(), head.collectives);
+  take_values(text, record.collectives.data(), head.collectives);
   record.spans.resize(head.spans);
-  take(text, record.spans.data(), head.spans);
+  take_values(text, record.spans.data(), head.spans);
   return record;
 }
 
