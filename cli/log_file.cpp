@@ -20,7 +20,7 @@ void make_parent(const std::filesystem::path& path) {
 }
 
 // Adds it all; false with errno where the system refuses.
-bool write_all(int file, std::string_view bytes) {
+bool write_bytes(int file, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t got = ::write(file, bytes.data(), bytes.size());
     if (got < 0 && errno == EINTR) continue;
@@ -71,7 +71,7 @@ void LogFile::cut(std::int64_t bytes) {
 
 void LogFile::append(std::string_view bytes, std::int64_t step) {
   begin();
-  TESSERA_CHECK(write_all(file_, bytes), ErrorCode::runtime, "{}: {} at step {}: {}", key_,
+  TESSERA_CHECK(write_bytes(file_, bytes), ErrorCode::runtime, "{}: {} at step {}: {}", key_,
                 path_.string(), step, describe_errno("write", errno));
   bytes_ += static_cast<std::int64_t>(bytes.size());
 }
@@ -120,7 +120,7 @@ void write_output_file(const std::string& key, const std::filesystem::path& path
   const int file =
       ::open(written.c_str(), O_WRONLY | O_CLOEXEC | (in_place ? 0 : O_CREAT | O_TRUNC), 0666);
   if (file < 0) fail_call("open");
-  const bool whole = write_all(file, content);
+  const bool whole = write_bytes(file, content);
   const int error = errno;
   const bool closed = ::close(file) == 0;
   if (!whole) errno = error;

@@ -18,7 +18,7 @@ namespace {
 constexpr std::string_view summary_format = "tessera-run-summary";
 constexpr comm::Tag summary_tag{0, 0, comm::Phase::metrics};
 
-double median_of(std::vector<double> values) {
+double median_of_steps(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
@@ -105,7 +105,7 @@ RunSummary::Numbers RunSummary::medians() const {
   const auto median = [this](const auto& value) {
     std::vector<double> values;
     for (const Numbers& numbers : numbers_) values.push_back(value(numbers));
-    return median_of(std::move(values));
+    return median_of_steps(std::move(values));
   };
   Numbers result;
   result.step = median([](const Numbers& n) { return n.step; });

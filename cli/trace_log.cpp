@@ -52,12 +52,9 @@ TraceLog::TraceLog(const Recipe& recipe, const Context& context, std::int64_t st
 void TraceLog::begin(int ranks) {
   if (!file_) return;
   file_->begin();
+  if (file_->bytes() == 0) file_->append(trace_begin(), 0);
+  file_->append(trace_names(ranks), 0);
   body_bytes_ = file_->bytes();
-  if (body_bytes_ == 0) {
-    const std::string text = trace_begin(ranks);
-    file_->append(text, 0);
-    body_bytes_ = file_->bytes();
-  }
   if (file_->is_regular()) file_->append(trace_end(), 0);
 }
 

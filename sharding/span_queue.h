@@ -18,6 +18,7 @@ namespace tessera {
 struct RawSpan {
   Span span;
   PointHandle begin, end;
+  bool of_step = true;  // it began before the step's end
 };
 
 class SpanQueue {

@@ -77,8 +77,8 @@ void Recording::anchor() {
 }
 
 void Recording::begin_step(std::int64_t step) {
-  TESSERA_REQUIRE(!current_.open, "begin_step({}) within step {}", step, current_.step);
-  if (device_.type == DeviceType::cuda && current_.step != 0) {
+  TESSERA_REQUIRE(step != 0, "steps are numbered from 1");
+  if (device_.type == DeviceType::cuda && current_.step != 0 && !current_.open) {
     cut();
     pump();
     std::swap(current_, before_);
@@ -127,6 +127,7 @@ void Recording::add(const Span& span) {
 // An evaluation may take any time.
 void Recording::keep(RawSpan&& span) {
   const std::size_t most = current_.open ? most_spans : current_.spans_of_step + most_spans_behind;
+  span.of_step = current_.open || span.span.begin < current_.end.host;
   if (current_.spans.size() < most) {
     current_.spans.push_back(std::move(span));
   } else {
@@ -239,9 +240,8 @@ void Recording::work_up(Taken& taken) {
   last_.spans.clear();
   last_.lost = gather_.lost() + reduce_.lost() + lost_;
   for (RawSpan& raw : taken.spans) {
-    const bool in_step = raw.span.begin < taken.end.host;
     resolve(taken, raw);
-    if (in_step) add_to_sums(raw.span);
+    if (raw.of_step) add_to_sums(raw.span);
     last_.spans.push_back(raw.span);
   }
   divide_reduction_waits();

@@ -65,6 +65,7 @@ class StepRecorder {
   StepRecorder(const StepRecorder&) = delete;
   StepRecorder& operator=(const StepRecorder&) = delete;
 
+  // `step` counts from 1. Of a step that an exception left nothing is kept.
   void begin_step(std::int64_t step);
   void end_step();
 

@@ -27,13 +27,13 @@ struct RecordHead {
 };
 
 template <class T>
-void put(std::string& text, const T* values, std::size_t count) {
+void put_values(std::string& text, const T* values, std::size_t count) {
   static_assert(std::is_trivially_copyable_v<T>);
   if (count > 0) text.append(reinterpret_cast<const char*>(values), count * sizeof(T));
 }
 
 template <class T>
-void take(std::string_view& text, T* values, std::size_t count) {
+void take_values(std::string_view& text, T* values, std::size_t count) {
   TESSERA_REQUIRE(text.size() >= count * sizeof(T), "a record of a step that is cut off");
   if (count > 0) std::memcpy(static_cast<void*>(values), text.data(), count * sizeof(T));
   text.remove_prefix(count * sizeof(T));
@@ -52,15 +52,15 @@ std::string encode_record(const StepRecord& record) {
                         record.collectives.size(),
                         record.spans.size()};
   std::string text;
-  put(text, &head, 1);
-  put(text, record.collectives.data(), record.collectives.size());
-  put(text, record.spans.data(), record.spans.size());
+  put_values(text, &head, 1);
+  put_values(text, record.collectives.data(), record.collectives.size());
+  put_values(text, record.spans.data(), record.spans.size());
   return text;
 }
 
 StepRecord decode_record(std::string_view text) {
   RecordHead head{};
-  take(text, &head, 1);
+  take_values(text, &head, 1);
   StepRecord record;
   record.step = head.step;
   record.begin = head.begin;
@@ -72,9 +72,9 @@ StepRecord decode_record(std::string_view text) {
   record.unit_passes = head.unit_passes;
   record.lost = head.lost;
   record.collectives.resize(head.collectives);
-  take(text, record.collectives.data(), head.collectives);
+  take_values(text, record.collectives.data(), head.collectives);
   record.spans.resize(head.spans);
-  take(text, record.spans.data(), head.spans);
+  take_values(text, record.spans.data(), head.spans);
   return record;
 }
 
@@ -199,13 +199,22 @@ std::vector<StepRecord> gather_records(const Context& context, const StepRecord&
   return records;
 }
 
-std::string trace_begin(int ranks) {
+std::string trace_begin() {
   std::string text =
       "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"format\":\"tessera-trace\",\"version\":1},"
       "\"traceEvents\":[\n";
+  text += metadata("trace", 0, 0, R"("name":"tessera")");
+  text += '\n';
+  return text;
+}
+
+std::string trace_names(int ranks) {
+  std::string text;
   for (int rank = 0; rank < ranks; ++rank) {
     const auto add = [&](std::string_view what, int thread, const std::string& argument) {
-      text += metadata(what, rank, thread, argument) + ",\n";
+      text += ',';
+      text += metadata(what, rank, thread, argument);
+      text += '\n';
     };
     add("process_name", 0, fmt::format(R"("name":"rank {}")", rank));
     add("process_sort_index", 0, fmt::format(R"("sort_index":{})", rank));
@@ -216,8 +225,7 @@ std::string trace_begin(int ranks) {
       add("thread_sort_index", thread, fmt::format(R"("sort_index":{})", thread));
     }
   }
-  // So that each event that follows may begin with a comma.
-  return text + metadata("trace", 0, 0, R"("name":"tessera")") + "\n";
+  return text;
 }
 
 std::string trace_events(const std::vector<StepRecord>& ranks,
@@ -253,8 +261,8 @@ void write_trace(const Context& context, StepRecorder& recorder, const std::stri
   std::ofstream stream(file, std::ios::binary);
   TESSERA_CHECK(stream.is_open(), ErrorCode::runtime, "trace {} cannot be written: {}", file,
                 describe_errno("open", errno));
-  stream << trace_begin(context.world_size()) << trace_events(records, recorder.units())
-         << trace_end();
+  stream << trace_begin() << trace_names(context.world_size())
+         << trace_events(records, recorder.units()) << trace_end();
   stream.close();
   TESSERA_CHECK(stream.good(), ErrorCode::runtime, "trace {}: {}", file,
                 describe_errno("write", errno));

@@ -13,10 +13,11 @@ namespace tessera {
 // Collective. Rank 0 gets every rank's record, in rank order; the others nothing.
 std::vector<StepRecord> gather_records(const Context& context, const StepRecord& mine);
 
-// The text of a trace: the beginning, which names `ranks` processes and their lanes; a line for
-// each event; the end. What lies between beginning and end may be added to step by step.
-std::string trace_begin(int ranks);
-// Events of one step, of all ranks; `units` are StepRecorder::units(). Each is preceded by a comma.
+// The text of a trace: the beginning, a line for each event, which begins with a comma, the end.
+std::string trace_begin();
+// That ranks are processes, and lanes their threads.
+std::string trace_names(int ranks);
+// One step of all ranks; `units` are StepRecorder::units().
 std::string trace_events(const std::vector<StepRecord>& ranks,
                          const std::vector<std::string>& units);
 std::string trace_end();

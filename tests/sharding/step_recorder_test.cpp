@@ -14,8 +14,8 @@
 
 #include "kernels/base/error.h"
 #include "sharding/plan.h"
-#include "sharding/span_queue.h"
 #include "sharding/sharding_testing.h"
+#include "sharding/span_queue.h"
 
 namespace tessera {
 namespace {
@@ -185,6 +185,22 @@ TEST(StepRecorder, UnitsAreNamed) {
              EXPECT_GT(recorder.last().schedule_seconds, 0);
              EXPECT_LT(recorder.last().schedule_seconds, recorder.last().busy());
            });
+}
+
+// Gradients in a file: the reductions' lane, and a lane for their way there.
+TEST(StepRecorder, WhatGoesToAFileHasALaneOfItsOwn) {
+  ShardingOptions options = toy_options(Strategy::full_shard);
+  options.offload.gradients = Placement::file;
+  options.offload.folder = ::testing::TempDir();
+  on_ranks(2, options, [&](Context& context, ToyTransformer& net, ShardedModel& model) {
+    optim::Sgd optimizer(model.parameters(), {.lr = 0.1});
+    for (int step = 1; step <= 2; ++step) take_step(context, net, model, optimizer, step);
+    const StepRecord& record = model.record()->last();
+    EXPECT_EQ(of_lane(record, Lane::reduce).size(), 4u);
+    const std::vector<Span> back = of_lane(record, Lane::copy_back);
+    EXPECT_EQ(back.size(), 4u);
+    for (const Span& span : back) EXPECT_GT(span.bytes, 0u);
+  });
 }
 
 // A rank that comes late is waited for, and the time is not the schedule's.
@@ -368,10 +384,12 @@ TEST(StepRecorder, StepsAreBegunAndEndedInTurn) {
   StepRecorder recorder({"", "block"}, Device::cpu());
   EXPECT_THROW(recorder.end_step(), std::logic_error);
   recorder.begin_step(1);
-  EXPECT_THROW(recorder.begin_step(2), std::logic_error);
   EXPECT_THROW(recorder.complete(), std::logic_error);
+  recorder.begin_step(2);  // what step 1 was is forgotten
   recorder.end_step();
-  EXPECT_EQ(recorder.last().step, 1);
+  EXPECT_THROW(recorder.end_step(), std::logic_error);
+  EXPECT_EQ(recorder.last().step, 2);
+  EXPECT_EQ(recorder.last().spans.size(), 1u);
 }
 
 }  // namespace
