@@ -101,6 +101,13 @@ const std::vector<Choice<DType>>& product_dtypes() {
   return choices;
 }
 
+const std::vector<Choice<DType>>& measured_dtypes() {
+  static const std::vector<Choice<DType>> choices = {
+      {"float32", float32}, {"bfloat16", bfloat16}, {"float16", float16}, {"float64", float64},
+      {"int32", int32},     {"int64", int64},       {"uint8", uint8},     {"boolean", boolean}};
+  return choices;
+}
+
 Link& link_of(std::optional<Link>& link) {
   return link ? *link : link.emplace();
 }
@@ -125,7 +132,7 @@ MeasuredKernel read_measured(const YamlNode& node) {
          did_you_mean(name, names));
   }
   one.work.kernel = *kernel;
-  one.work.dtype = read_choice(items[1], "measured", product_dtypes());
+  one.work.dtype = read_choice(items[1], "measured", measured_dtypes());
   one.ranks = read_count(items[2], "measured", largest_node);
   std::array<std::int64_t*, 4> shape = {&one.work.m, &one.work.n, &one.work.k, &one.work.batch};
   for (std::size_t i = 0; i < shape.size(); ++i) {

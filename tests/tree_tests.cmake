@@ -35,6 +35,11 @@ add_test(NAME cli/completion
          COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/cli/completion_test.py
                  $<TARGET_FILE:tessera_program> ${PROJECT_SOURCE_DIR}/cli/completion.bash)
 set_tests_properties(cli/completion PROPERTIES LABELS "cli;quick" TIMEOUT 60)
+# What the planner predicts for published runs: within 20 %, or with a cause, and in the measured order.
+add_test(NAME cli/published_runs
+         COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/bench/published/compare.py
+                 --program $<TARGET_FILE:tessera_program>)
+set_tests_properties(cli/published_runs PROPERTIES LABELS "cli;quick" TIMEOUT 300)
 # Recipes that no example thought of; for hours, with another seed each time: scripts/random-recipes --seconds 10000
 add_test(NAME cli/random_recipes
          COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/scripts/random-recipes --seconds 30 --seed 1

@@ -18,7 +18,7 @@ const std::string good_cluster =
     "TFLOP/s}\n"
     "memory_rate: 3.35 TB/s\nlaunch: 5us\ninside: {rate: 370 GB/s, latency: 3e-6}\n";
 
-std::string refusal_of(const std::string& text) {
+std::string cluster_refusal(const std::string& text) {
   try {
     (void)parse_cluster(text, "c.yaml");
   } catch (const Error& error) {
@@ -88,8 +88,8 @@ TEST(ClusterFile, RefusesWhatCannotBe) {
       {"[1, 2]", "a cluster file is a group of keys"},
   };
   for (const auto& one : cases) {
-    EXPECT_NE(refusal_of(one.text).find(one.says), std::string::npos)
-        << refusal_of(one.text) << "\nshould say: " << one.says;
+    EXPECT_NE(cluster_refusal(one.text).find(one.says), std::string::npos)
+        << cluster_refusal(one.text) << "\nshould say: " << one.says;
   }
 }
 
@@ -140,13 +140,21 @@ TEST(ClusterFile, ReadsAgainWhatItWrites) {
   measured.ranks = 2;
   measured.seconds = 1e-5;
   cluster.measured.push_back(measured);
+  for (const DType dtype : {bfloat16, float16, float64, int32, int64, uint8, boolean}) {
+    measured.work.kernel = KernelId::fill;
+    measured.work.dtype = dtype;
+    cluster.measured.push_back(measured);
+  }
   const Cluster again = parse_cluster(cluster_text(cluster, {"a comment"}), "again.yaml");
   EXPECT_EQ(again.name, cluster.name);
   EXPECT_EQ(again.device, DeviceType::cpu);
   EXPECT_EQ(again.memory, cluster.memory);
   EXPECT_EQ(again.matrix_rate, cluster.matrix_rate);
   EXPECT_DOUBLE_EQ(*again.disk_write, 2e9);
-  ASSERT_EQ(again.measured.size(), 1U);
+  ASSERT_EQ(again.measured.size(), 8U);
+  for (std::size_t i = 0; i < 8; ++i) {
+    EXPECT_EQ(again.measured[i].work.dtype, cluster.measured[i].work.dtype) << i;
+  }
   EXPECT_EQ(again.measured[0].work.n, 32);
   EXPECT_EQ(again.measured[0].ranks, 2);
   EXPECT_DOUBLE_EQ(again.measured[0].seconds, 1e-5);
