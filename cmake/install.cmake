@@ -55,9 +55,6 @@ if(TESSERA_PROGRAM)
   endif()
   install(FILES ${PROJECT_SOURCE_DIR}/cli/completion.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions
           RENAME tessera COMPONENT program)
-  # What `tessera bench --peer` runs.
-  install(DIRECTORY ${PROJECT_SOURCE_DIR}/bench/peers DESTINATION ${CMAKE_INSTALL_DATADIR}/tessera COMPONENT program
-          FILES_MATCHING PATTERN "*.py" PATTERN "__pycache__" EXCLUDE)
   install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/CHANGELOG.md
           DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/tessera COMPONENT program)
 endif()
