@@ -225,7 +225,7 @@ std::map<std::string, std::string> RowRunner::environment() const {
 fs::path RowRunner::initial_weights(const BenchRow& row, double seconds) {
   nlohmann::json model = to_json(row.recipe)["model"];
   model["seed"] = row.recipe.train.seed;
-  const fs::path weights =
+  fs::path weights =
       folder / fmt::format("weights-{:016x}", checkpoint::checksum(model.dump()));
   if (fs::exists(weights / "config.json")) return weights;
   std::vector<std::string> words = {program.string(), "train", recipe};
