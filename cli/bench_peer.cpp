@@ -38,7 +38,6 @@ const std::vector<KnownPeer>& known_peers() {
        {{"none", "none"},
         {"dp", "dp"},
         {"NO_SHARD", "ddp"},
-        {"FULL_SHARD", "fsdp"},
         {"FULL_SHARD", "fsdp2"}}},
       {"deepspeed",
        "deepspeed",
