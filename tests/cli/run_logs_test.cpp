@@ -33,9 +33,10 @@ Settings saving(const TrainingFolder& folder) {
   return {{"checkpoint.dir", folder.path("out")}, {"checkpoint.every", "2"}};
 }
 
-// Within 2 %, or what a busy machine takes for a moment.
+// Within 2 %, or the moment for which a busy machine may take the processor between two looks at
+// the clock.
 void expect_same_time(double seconds, double expected) {
-  EXPECT_NEAR(seconds, expected, std::max(0.02 * expected, 1e-3));
+  EXPECT_NEAR(seconds, expected, std::max(0.02 * expected, 5e-3));
 }
 
 std::vector<nlohmann::json> events_of(const nlohmann::json& trace, const std::string& category) {
@@ -210,7 +211,7 @@ TEST(TraceFile, LanesAddUpToWhatTheMetricsSay) {
       if (event["ts"].get<double>() >= end - 1e-2) continue;  // after the step
       (event["cat"] == "wait" ? waits : busy) += event["dur"].get<double>();
     }
-    expect_same_time((busy + waits) * 1e-6, (end - begin) * 1e-6);
+    EXPECT_NEAR(busy + waits, end - begin, 1e-3 * (end - begin) + 1);  // of one clock
     std::int64_t bytes = 0;
     for (const int lane : {2, 3}) {
       for (const nlohmann::json& event : events_of(trace, step["pid"], lane, number)) {

@@ -16,6 +16,7 @@
 #include "sharding/plan.h"
 #include "sharding/sharding_testing.h"
 #include "sharding/span_queue.h"
+#include "support/sanitizers.h"
 
 namespace tessera {
 namespace {
@@ -100,20 +101,20 @@ TEST(StepRecorder, ExposedByPurposeAddsUpToWhatIsCounted) {
     on_ranks(4, options, [&](Context& context, ToyTransformer& net, ShardedModel& model) {
       optim::Sgd optimizer(model.parameters(), {.lr = 0.1});
       double counted = 0, recorded = 0;
-      std::size_t waits = 0;
       for (int step = 1; step <= 5; ++step) {
         const double before = model.communication().exposed_seconds;
         take_step(context, net, model, optimizer, step);
         counted += model.communication().exposed_seconds - before;
         const StepRecord& record = model.record()->last();
         recorded += record.exposed();
-        for (const Span& span : record.spans) waits += span.kind == SpanKind::wait ? 1 : 0;
         for (const double seconds : record.exposed_seconds) EXPECT_GE(seconds, -1e-12);
         EXPECT_LE(record.exposed(), record.seconds());
       }
-      // The clocks are read one after the other, for each wait.
-      EXPECT_NEAR(recorded, counted, 0.02 * counted + 2e-6 * static_cast<double>(waits))
-          << describe(options);
+      // A recorded wait begins before the counted one and ends after it, and in between somebody
+      // else may get the processor.
+      const double others = testing::thread_sanitizer ? 0.1 : 0.005;
+      EXPECT_GE(recorded, counted - 1e-9) << describe(options);
+      EXPECT_LE(recorded, 1.02 * counted + others) << describe(options);
     });
   }
 }
