@@ -254,7 +254,10 @@ std::string losses_differ(const nlohmann::ordered_json& own, const nlohmann::ord
     const double a = own[i].get<double>(), b = peer[i].get<double>();
     if (std::abs(a - b) > tolerance * std::max(std::abs(a), 1e-3)) {
       return fmt::format(
-          "its loss of step {} is {:.5g} and Tessera's {:.5g}: not the same training", i + 1, b, a);
+          "its loss of step {} is {:.5g} and Tessera's {:.5g}: not the same training (dropout "
+          "draws "
+          "other numbers in each: --set model.dropout=0)",
+          i + 1, b, a);
     }
   }
   return {};

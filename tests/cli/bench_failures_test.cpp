@@ -187,7 +187,7 @@ TEST(BenchSignals, DeathLeavesNothingBehind) {
   const TrainingFolder folder;
   Program program(testing::bench_arguments(folder, {"--strategies", "NO_SHARD", "--world-sizes",
                                                     "2", "--steps", "1000000"}),
-                  {{"OMP_NUM_THREADS", "1"}});
+                  {{"OMP_NUM_THREADS", "1"}, {"TMPDIR", folder.path("")}});
   ASSERT_TRUE(within_a_minute([&] { return processes_with(folder.path("text.txt")) >= 4; }));
   program.signal(SIGKILL);
   EXPECT_EQ(program.wait(), 128 + SIGKILL);
