@@ -103,6 +103,7 @@ struct Spread {
   int members, nodes;
 };
 Spread spread_of(const comm::RecordedCollective& collective, const Cluster& cluster) {
+  if (collective.one_memory) return {collective.ranks, 1};  // however many its cores are
   const int apart = std::max(1, cluster.per_node / std::max(1, collective.stride));
   const int members = std::min(collective.ranks, apart);
   return {members, (collective.ranks + members - 1) / members};

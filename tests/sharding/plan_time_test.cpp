@@ -212,6 +212,12 @@ TEST(PlanTime, KnowsRanksOfOneMemory) {
   call.op = comm::Op::reduce_scatter;
   call.dtype = call.sum_dtype = float32;
   EXPECT_DOUBLE_EQ(time_of(call, cluster).seconds(), 1500);
+  // More ranks than cores are still those of one host.
+  call.ranks = 100;
+  call.op = comm::Op::exchange;
+  Cluster host = cluster;
+  host.across.reset();
+  EXPECT_DOUBLE_EQ(time_of(call, host).seconds(), 1000);
 }
 
 TEST(PlanTime, ComputesAProductAtItsRateAndItsBytesAtTheMemorys) {
