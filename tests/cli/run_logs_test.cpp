@@ -35,8 +35,8 @@ Settings saving(const TrainingFolder& folder) {
 
 // Within 2 %, or the moment for which a busy machine may take the processor between two looks at
 // the clock.
-void expect_same_time(double seconds, double expected) {
-  EXPECT_NEAR(seconds, expected, std::max(0.02 * expected, 5e-3));
+void expect_same_time(double measured, double expected) {
+  EXPECT_NEAR(measured, expected, std::max(0.02 * expected, 5e-3));
 }
 
 std::vector<nlohmann::json> events_of(const nlohmann::json& trace, const std::string& category) {
