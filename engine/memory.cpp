@@ -137,7 +137,7 @@ struct MemoryPool::State {
       const std::size_t size = oldest->first;
       if (source->discard(oldest->second.memory, size)) {
         free_without_pages.insert(free.extract(oldest));
-      } else if (sizes_vary()) {
+      } else if (sizes_vary() && source->gives_back_at_once()) {
         source->give_back(oldest->second.memory, size);
         stats.reserved -= size;
         free.erase(oldest);
@@ -205,8 +205,10 @@ std::shared_ptr<std::byte> MemoryPool::allocate(std::size_t bytes) {
     if (block == nullptr && state_->sizes_vary()) {
       block = State::take_fit(state_->free, wanted, 2 * wanted, size);
     }
+    const std::size_t made = state_->sizes_vary() ? State::roomy(wanted, unit) : wanted;
     if (block == nullptr) {
-      block = State::take_fit(state_->free_without_pages, wanted, wanted / 8, size);
+      const std::size_t slack = std::max(wanted / 8, made - wanted);
+      block = State::take_fit(state_->free_without_pages, wanted, slack, size);
       if (block != nullptr) {
         state_->make_room(size);
         state_->hold(size);
@@ -214,7 +216,7 @@ std::shared_ptr<std::byte> MemoryPool::allocate(std::size_t bytes) {
       }
     }
     if (block == nullptr) {
-      if (state_->sizes_vary()) size = State::roomy(wanted, unit);
+      size = made;
       state_->count_new(size);
       state_->make_room(size);
     }

@@ -1,5 +1,6 @@
 // Memory for tensors: a caching pool for each rank and device. Once gradients and optimizer state
-// exist (the first step makes them), a training step allocates nothing from the system.
+// exist (the first step makes them), a training step of the sizes of those before allocates nothing
+// from the system.
 #pragma once
 
 #include <cstddef>
@@ -52,6 +53,8 @@ class MemorySource {
   // Null when there is no more.
   [[nodiscard]] virtual std::byte* take(std::size_t bytes) = 0;
   virtual void give_back(std::byte* block, std::size_t bytes) = 0;
+  // Whether that costs little in the middle of a step, where another queue may still be using it.
+  [[nodiscard]] virtual bool gives_back_at_once() const { return false; }
   // Gives the pages of a block back, which keeps its address: it holds zeros, and no memory until
   // it is written. False, and nothing done, where that cannot be had.
   [[nodiscard]] virtual bool discard(std::byte* /*block*/, std::size_t /*bytes*/) { return false; }

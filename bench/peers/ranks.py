@@ -1,8 +1,10 @@
 """Ranks of a peer as processes: the loop that is timed, and who starts and ends them."""
+import ctypes
 import json
 import os
 import pathlib
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -10,6 +12,7 @@ import time
 from job import Refused
 
 REFUSED_CODE = 3
+PRCTL = ctypes.CDLL(None).prctl
 
 
 def resident_bytes():
@@ -85,6 +88,11 @@ def work(peer, job, rank, rendezvous):
     return figures
 
 
+def end_with_parent():
+    """In a rank's process: no rank outlives the script, whatever ends that."""
+    PRCTL(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 def mkl_shim(folder):
     """A library that answers MKL's question whether the processor is Intel's, for LD_PRELOAD."""
     source, library = os.path.join(folder, "shim.c"), os.path.join(folder, "shim.so")
@@ -131,7 +139,7 @@ def run_round(script, job, folder):
             # Python's own folder rule puts HERE first; the script takes it away again.
             processes.append(subprocess.Popen(
                 [sys.executable, script, "--job", job_file, "--worker", f"{rank},{rendezvous}"],
-                stdout=output[0], stderr=output[1], env=environment, start_new_session=True))
+                stdout=output[0], stderr=output[1], env=environment, preexec_fn=end_with_parent))
         # One rank that ends leaves the others waiting for it.
         while any(process.poll() is None for process in processes):
             if any(process.poll() for process in processes):

@@ -5,7 +5,10 @@ function seriesOf(rows, value) {
   const series = new Map();
   for (const row of rows) {
     if (!row.good || row.world === null || value(row) === null) continue;
-    const key = JSON.stringify([row.strategy, row.precision, row.axes, row.peer, row.planned ? null : row.group]);
+    // Of a peer, what was chosen: its rows have figures of their own there as well.
+    const { name, mode, backend, compile } = row.peer || {};
+    const key = JSON.stringify([row.strategy, row.precision, row.axes, name, mode, backend, compile,
+      row.planned ? null : row.group]);
     if (!series.has(key)) series.set(key, { rows: [], colour: row.colour, peer: row.peer, first: row });
     series.get(key).rows.push(row);
   }

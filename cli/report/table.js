@@ -48,6 +48,7 @@ function methodSection(report) {
   const [machine, model, settings] = [objectOf(source.machine), objectOf(source.model), objectOf(source.settings)];
   const bytes = (value) => (numberOf(value) === null ? "" : write.bytes(value));
   const count = (value, of) => (numberOf(value) ? `${value.toLocaleString("en-US")} ${of}` : "");
+  const limit = (seconds) => (numberOf(seconds) === null ? "" : write.seconds(seconds));
   const list = (...texts) => texts.filter(Boolean).join(", ");
   const steps = [count(settings.steps, "steps"), count(settings.warmup, "of warm-up")];
   const cluster = source.cluster;
@@ -64,7 +65,8 @@ function methodSection(report) {
     ["Tessera", textOf(machine.tessera ?? source.tessera)],
     ["Measured", list(steps.filter(Boolean).join(" after "), count(settings.rounds, "rounds in turns"))],
     ["Bars", report.planned ? "" : "medians; the lines on them go from the lowest to the highest"],
-    ["Time limit of a row", numberOf(settings.time_limit_s) === null ? "" : write.seconds(settings.time_limit_s)],
+    ["Time limit", limit(settings.time_limit_s)],
+    ["Time limit of a row", limit(settings.row_time_limit_s)],
     ["MFU", formula || ""],
   ]));
 }
