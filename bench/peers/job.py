@@ -19,6 +19,8 @@ class Job:
         recipe = values.get("recipe", values)
         self.recipe = recipe
         self.model, self.data = recipe.get("model") or {}, recipe.get("data") or {}
+        if isinstance(self.data.get("train"), dict):  # a list of one is printed as the one
+            self.data = dict(self.data, train=[self.data["train"]])
         self.train, self.sharding = recipe.get("train") or {}, recipe.get("sharding") or {}
         self.mode = values.get("mode")
         self.world_size = int(values.get("world_size", 1))
