@@ -88,9 +88,9 @@ struct BenchCommand : BenchOptions {
     if (!html.empty()) check_writable("--html", html);
     if (!peers.empty()) settings.peers.scripts = peer_scripts(settings.peers, peers).string();
     std::vector<BenchRow> rows = make_rows(grid);
+    take_model_work(rows);
     refuse_all(rows);
-    const ModelWork work = model_work(rows.front().recipe);
-    BenchRun bench(grid, settings, std::move(rows), work, runner(grid, folder, processes), output,
+    BenchRun bench(grid, settings, std::move(rows), runner(grid, folder, processes), output,
                    command_text());
     bench.take_over(kept);
     output.keep(bench.report());

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "cli/bench_products.h"
 #include "cli/recipe.h"
 #include "sharding/plan.h"
 
@@ -30,6 +32,7 @@ struct BenchPeer {
 
 struct BenchRow {
   std::string id;        // of all that decides what is measured
+  std::string variant;   // of that without strategy, ranks and peer: rows that are compared
   std::string name;      // "FULL_SHARD, 2 ranks, fp32"
   std::string strategy;  // a strategy of the table, "none" (one rank alone) or "dp" (threads)
   std::string launcher;  // what starts it, for people
@@ -39,7 +42,8 @@ struct BenchRow {
   std::vector<std::pair<std::string, std::string>> axes;
   Recipe recipe;
   std::optional<BenchPeer> peer = {};
-  std::string refused = {};  // why it cannot be run
+  std::shared_ptr<const ModelWork> work = {};  // one for all rows of the same model
+  std::string refused = {};                    // why it cannot be run
   int refused_code = 0;
   nlohmann::ordered_json result = {};  // as it stands in the report
 };
@@ -72,6 +76,9 @@ std::vector<std::string> strategy_names(const std::vector<std::string>& wanted);
 // `none` where that is asked for, else each strategy. Throws Error(configuration) for a setting
 // that no row could have (an unknown key or value); what one row cannot be makes it a refused one.
 std::vector<BenchRow> make_rows(const BenchGrid& grid);
+
+// Gives each row its model's work; a model that cannot be made refuses its rows.
+void take_model_work(std::vector<BenchRow>& rows);
 
 // Where the ranks of a row would compute, as plans are asked for it.
 PlanWorld bench_world(const BenchRow& row);

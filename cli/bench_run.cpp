@@ -46,28 +46,19 @@ void set_failed(BenchRow& row, const std::string& status, const std::string& rea
 }  // namespace
 
 BenchRun::BenchRun(const BenchGrid& grid, const BenchSettings& settings, std::vector<BenchRow> rows,
-                   const ModelWork& work, RowRunner runner, BenchFile& file, std::string command)
+                   RowRunner runner, BenchFile& file, std::string command)
     : grid_(grid),
       settings_(settings),
       rows_(std::move(rows)),
-      work_(work),
       runner_(std::move(runner)),
       file_(file) {
-  const double tokens = static_cast<double>(work.seq_len), flops = work.flops_per_sample();
-  report_ = {{"format", bench_format},
-             {"version", 1},
-             {"recipe", grid.recipe},
-             {"command", std::move(command)},
-             {"machine", grid.machine},
-             {"model",
-              {{"architecture", work.architecture},
-               {"parameters", work.parameters},
-               {"tokens_per_sample", tokens > 0 ? BenchJson(work.seq_len) : BenchJson()},
-               {"flops_per_sample", flops > 0 ? BenchJson(flops) : BenchJson()},
-               {"flops_per_token", work.flops_per_token()}}}};
+  report_ = {{"format", bench_format},  {"version", 1},
+             {"recipe", grid.recipe},   {"command", std::move(command)},
+             {"machine", grid.machine}, {"model", nullptr}};
   for (BenchRow& row : rows_) {
     row.result = bench_row_json(row, "not_run", "");
     if (!row.refused.empty()) set_failed(row, "refused", row.refused, row.refused_code);
+    if (report_["model"].is_null()) report_["model"] = row.result["model"];
   }
 }
 
@@ -81,7 +72,9 @@ void BenchRun::take_over(const BenchJson& old) {
     if (own == rows_.end()) {
       other_rows_.push_back(kept);
     } else if (is_measured(kept) && own->refused.empty()) {
-      own->result = kept;
+      for (const auto& [name, value] : kept.items()) {
+        if (name != "variant" && name != "model") own->result[name] = value;
+      }
     }
   }
 }
@@ -261,8 +254,8 @@ void BenchRun::choose_steps(const std::vector<BenchRow*>& rows) {
 
 std::string BenchRun::products_key(const BenchRow& row) const {
   const bool gpu = bench_world(row).device == DeviceType::cuda;
-  return fmt::format("{} {} {} {} {}", row.world_size, row.precision, gpu,
-                     batch_size_per_rank(row.recipe, row.world_size),
+  return fmt::format("{} {} {} {} {} {}", fmt::ptr(row.work.get()), row.world_size, row.precision,
+                     gpu, batch_size_per_rank(row.recipe, row.world_size),
                      row.recipe.train.gradient_accumulation_steps);
 }
 
@@ -270,7 +263,7 @@ void BenchRun::time_products_of(const BenchRow& row) {
   const std::int64_t samples = batch_size_per_rank(row.recipe, row.world_size);
   const auto found = estimates_.find(row.id);
   const double tokens = found == estimates_.end() ? 0 : found->second.tokens;
-  const std::vector<StepProduct> products = work_.step_products(
+  const std::vector<StepProduct> products = row.work->step_products(
       samples, tokens * static_cast<double>(samples), row.recipe.train.gradient_accumulation_steps);
   if (tokens <= 0 || products.empty()) return;
   const bool gpu = bench_world(row).device == DeviceType::cuda;
@@ -369,7 +362,7 @@ const BenchJson& BenchRun::report() {
     if (row["products"].is_object())
       report_["machine"]["matrix_products"] = row["products"].value("kernel", "");
   }
-  derive(report_, work_);
+  derive(report_, rows_.size());
   return report_;
 }
 

@@ -31,7 +31,7 @@ struct BenchSettings {
 class BenchRun {
  public:
   BenchRun(const BenchGrid& grid, const BenchSettings& settings, std::vector<BenchRow> rows,
-           const ModelWork& work, RowRunner runner, BenchFile& file, std::string command);
+           RowRunner runner, BenchFile& file, std::string command);
 
   // Rows that are measured in `old` with their rounds are not measured again; other rows of it stay
   // behind ours.
@@ -67,7 +67,6 @@ class BenchRun {
   const BenchGrid& grid_;
   BenchSettings settings_;
   std::vector<BenchRow> rows_;
-  const ModelWork& work_;
   RowRunner runner_;
   BenchFile& file_;
   BenchJson report_;
