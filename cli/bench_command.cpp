@@ -88,11 +88,13 @@ struct BenchCommand : BenchOptions {
     if (!html.empty()) check_writable("--html", html);
     if (!peers.empty()) settings.peers.scripts = peer_scripts(settings.peers, peers).string();
     std::vector<BenchRow> rows = make_rows(grid);
+    if (!compare.empty()) check_partners(rows, old);
     take_model_work(rows);
     refuse_all(rows);
+    const std::size_t asked = rows.size();
     BenchRun bench(grid, settings, std::move(rows), runner(grid, folder, processes), output,
                    command_text());
-    bench.take_over(kept);
+    bench.take_over(kept, again);
     output.keep(bench.report());
     bench.measure();
     const BenchJson& report = bench.report();
@@ -100,9 +102,19 @@ struct BenchCommand : BenchOptions {
     std::fflush(stdout);
     output.write(report);
     if (!html.empty()) write_html_report(report, html);
-    const bool worse = !compare.empty() && print_comparison(report, old);
-    const int code = bench_exit_code(report);
+    const bool worse = !compare.empty() && print_comparison(report, old, asked);
+    const int code = bench_exit_code(report, asked);
     return code == 0 && worse ? regression_code : code;
+  }
+
+  void check_partners(const std::vector<BenchRow>& rows, const BenchJson& old) const {
+    const bool any = std::any_of(rows.begin(), rows.end(),
+                                 [&](const BenchRow& row) { return has_measured(old, row.id); });
+    TESSERA_CHECK(
+        any, ErrorCode::configuration,
+        "--compare {}: none of these rows is measured there, so nothing could be compared; "
+        "use the options of its command, {}",
+        compare, old.value("command", BenchJson()).dump());
   }
 
   // What stands in the way of every row is an error, not a table.
@@ -124,6 +136,10 @@ struct BenchCommand : BenchOptions {
   }
 
   [[nodiscard]] BenchJson old_report() const {
+    std::error_code ignored;
+    TESSERA_CHECK(json.empty() || !fs::equivalent(compare, json, ignored), ErrorCode::usage,
+                  "--compare {}: is the file of --json; name a copy of it, or another --json",
+                  compare);
     BenchJson old = read_bench_file("--compare", compare);
     TESSERA_CHECK(!old.is_null(), ErrorCode::configuration,
                   "--compare {}: does not exist, or is empty", compare);
@@ -133,12 +149,13 @@ struct BenchCommand : BenchOptions {
   // What an earlier run measured, of the same recipe on the same machine.
   [[nodiscard]] BenchJson kept_report(const BenchGrid& grid) const {
     BenchJson kept = read_bench_file("--json", json);
-    if (kept.is_null() || again) return {};
+    if (kept.is_null()) return {};
     TESSERA_CHECK(kept["recipe"] == file, ErrorCode::configuration,
                   "--json {}: compares {}; name another file for {}", json, kept["recipe"].dump(),
                   file);
     for (const char* what : {"processor", "cores", "device", "tessera"}) {
       const BenchJson before = kept["machine"].value(what, BenchJson());
+      if (again && before != grid.machine.at(what)) return {};
       TESSERA_CHECK(before == grid.machine.at(what), ErrorCode::configuration,
                     "--json {}: was measured where {} is {}, and here it is {}; name another file, "
                     "or --again to replace it",
@@ -261,8 +278,9 @@ struct BenchCommand : BenchOptions {
   }
 
   // Whether something is worse beyond the noise.
-  [[nodiscard]] bool print_comparison(const BenchJson& report, const BenchJson& old) const {
-    const BenchComparison comparison = compare_reports(report, old);
+  [[nodiscard]] bool print_comparison(const BenchJson& report, const BenchJson& old,
+                                      std::size_t asked) const {
+    const BenchComparison comparison = compare_reports(report, old, asked);
     fmt::print("\nagainst {}:\n", compare);
     for (const std::string& line : comparison.lines) fmt::print("  {}\n", line);
     for (const std::string& line : comparison.regressions) fmt::print("regression: {}\n", line);

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <fstream>
 #include <sstream>
@@ -109,15 +110,21 @@ void compare_row(const BenchJson& row, const BenchJson& old, BenchComparison& re
     return;
   }
   const Rate now = rate_of(row), before = rate_of(old);
-  const double noise = now.spread() + before.spread();
+  constexpr double floor = 0.02;  // of a single round the spread says little
+  const bool single = rounds_of(row) < 2 || rounds_of(old) < 2;
+  const double noise =
+      std::max(now.spread() + before.spread(), single ? floor * before.median : 0.0);
   const double change = now.median - before.median;
   const char* verdict = change < -noise ? "slower" : change > noise ? "faster" : "within the noise";
   const std::string line =
-      fmt::format("{}: {:.4g} samples/s, {:.4g} before ({:+.1f} %, {}; both spreads are {:.2g})",
-                  name, now.median, before.median, 100 * change / before.median, verdict, noise);
+      fmt::format("{}: {:.4g} samples/s, {:.4g} before ({:+.1f} %, {}; the noise is {:.2g})", name,
+                  now.median, before.median, 100 * change / before.median, verdict, noise);
   result.lines.push_back(line);
   if (change < -noise) result.regressions.push_back(line);
   compare_memory(name, row, old, result);
+  const std::string reason = row.value("reason", "");
+  if (!reason.empty() && row.value("exit_code", 0) != 0)
+    result.regressions.push_back(fmt::format("{}: failed later: {}", name, reason));
 }
 
 }  // namespace
@@ -192,9 +199,15 @@ void BenchFile::write(const BenchJson& report) {
                 describe_errno("close", errno));
 }
 
-BenchComparison compare_reports(const BenchJson& report, const BenchJson& old) {
+bool has_measured(const BenchJson& old, const std::string& id) {
+  const BenchJson* row = row_with_id(old, id);
+  return row != nullptr && is_measured(*row);
+}
+
+BenchComparison compare_reports(const BenchJson& report, const BenchJson& old, std::size_t asked) {
   BenchComparison result;
-  for (const BenchJson& row : report.at("rows")) {
+  for (std::size_t i = 0; i < std::min(asked, report.at("rows").size()); ++i) {
+    const BenchJson& row = report.at("rows")[i];
     if (const BenchJson* before = row_with_id(old, row.at("id"))) {
       compare_row(row, *before, result);
     } else {

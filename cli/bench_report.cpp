@@ -236,6 +236,8 @@ std::string bench_text(const BenchJson& report) {
       if (row["peer"].is_object() != peers) continue;
       if (is_measured(row)) {
         lines.push_back(cells_of(row));
+        const std::string reason = row.value("reason", "");
+        if (!reason.empty()) others += fmt::format("{}: failed later: {}\n", label_of(row), reason);
         continue;
       }
       std::string status = row.value("status", "");
@@ -260,10 +262,12 @@ std::string bench_text(const BenchJson& report) {
   return text;
 }
 
-int bench_exit_code(const BenchJson& report) {
-  for (const BenchJson& row : report["rows"]) {
-    const int code = row.value("exit_code", 0);
-    if (!is_measured(row)) return code != 0 ? code : static_cast<int>(ErrorCode::runtime);
+int bench_exit_code(const BenchJson& report, std::size_t asked) {
+  const BenchJson& rows = report["rows"];
+  for (std::size_t i = 0; i < std::min(asked, rows.size()); ++i) {
+    const int code = rows[i].value("exit_code", 0);
+    if (code != 0) return code;
+    if (!is_measured(rows[i])) return static_cast<int>(ErrorCode::runtime);
   }
   return 0;
 }

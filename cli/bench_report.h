@@ -18,7 +18,7 @@ void derive(BenchJson& report, std::size_t asked);
 // The rows, and under them what failed.
 std::string bench_text(const BenchJson& report);
 
-// 0, or the code of the first row that was not measured.
-int bench_exit_code(const BenchJson& report);
+// 0, or the code of the first of the `asked` rows in front that was not measured, or failed later.
+int bench_exit_code(const BenchJson& report, std::size_t asked);
 
 }  // namespace tessera::cli

@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <fstream>
 #include <limits>
-#include <set>
 
 #include "cli/bench_report.h"
 #include "cli/bytes_text.h"
@@ -35,12 +34,24 @@ std::uint64_t memory_of_a_rank(const BenchSettings& settings, const PlanWorld& w
   return gpus.empty() ? std::numeric_limits<std::uint64_t>::max() : gpus.front().memory_bytes;
 }
 
-// Of what is asked for in vain and of what could not be started, all rows say the same.
+// Of what is asked for in vain and of what could not be started, all rows say the same. A row that
+// has rounds keeps them, and has the failure beside them.
 void set_failed(BenchRow& row, const std::string& status, const std::string& reason, int code) {
-  const BenchJson memory = row.result.value("memory", BenchJson::object());
-  row.result = bench_row_json(row, status, reason);
+  if (rounds_of(row.result) == 0) {
+    const BenchJson memory = row.result.value("memory", BenchJson::object());
+    row.result = bench_row_json(row, status, reason);
+    if (memory.contains("planned")) row.result["memory"]["planned"] = memory["planned"];
+  }
+  row.result["reason"] = reason;
   row.result["exit_code"] = code;
-  if (memory.contains("planned")) row.result["memory"]["planned"] = memory["planned"];
+}
+
+// What a row was measured with, else what all of its report were.
+BenchJson settings_of(const BenchJson& row, const BenchJson& report) {
+  const BenchJson own = row.value("settings", BenchJson());
+  if (own.is_object()) return own;
+  const BenchJson all = report.value("settings", BenchJson());
+  return all.is_object() ? all : BenchJson::object();
 }
 
 }  // namespace
@@ -62,20 +73,46 @@ BenchRun::BenchRun(const BenchGrid& grid, const BenchSettings& settings, std::ve
   }
 }
 
-void BenchRun::take_over(const BenchJson& old) {
+void BenchRun::take_over(const BenchJson& old, bool again) {
   if (old.is_null()) return;
   old_settings_ = old.value("settings", BenchJson());
+  if (!again) take_settings(old);
   for (const BenchJson& kept : old.at("rows")) {
     const auto own = std::find_if(rows_.begin(), rows_.end(), [&](const BenchRow& row) {
       return row.id == kept.at("id").get<std::string>();
     });
     if (own == rows_.end()) {
       other_rows_.push_back(kept);
-    } else if (is_measured(kept) && own->refused.empty()) {
-      for (const auto& [name, value] : kept.items()) {
-        if (name != "variant" && name != "model") own->result[name] = value;
-      }
+      continue;
     }
+    if (!is_measured(kept)) continue;
+    BenchJson whole = bench_row_json(*own, "measured", "");
+    for (const auto& [name, value] : kept.items()) {
+      if (!std::set<std::string>{"variant", "model", "reason", "exit_code"}.contains(name))
+        whole[name] = value;
+    }
+    const BenchJson with = settings_of(kept, old);
+    const bool same =
+        with.value("warmup", settings_.warmup) == settings_.warmup &&
+        (settings_.steps == 0 || with.value("steps", settings_.steps) == settings_.steps);
+    if (again || !same || !own->refused.empty()) {
+      replaced_[own->id] = std::move(whole);
+    } else {
+      own->result = std::move(whole);
+    }
+  }
+}
+
+void BenchRun::take_settings(const BenchJson& old) {
+  for (const BenchJson& kept : old.at("rows")) {
+    const bool ours = std::any_of(rows_.begin(), rows_.end(), [&](const BenchRow& row) {
+      return row.id == kept.at("id").get<std::string>();
+    });
+    if (!ours || !is_measured(kept)) continue;
+    const BenchJson with = settings_of(kept, old);
+    if (settings_.rounds == 0) settings_.rounds = with.value("rounds", std::int64_t{0});
+    if (settings_.steps == 0) settings_.steps = with.value("steps", std::int64_t{0});
+    return;
   }
 }
 
@@ -89,6 +126,7 @@ double BenchRun::time_left() const {
 }
 
 bool BenchRun::wanted(const BenchRow& row) const {
+  if (given_up_.contains(row.id)) return false;
   const std::string status = row.result.at("status");
   const auto rounds = static_cast<std::size_t>(settings_.rounds > 0 ? settings_.rounds : 1);
   return status == "not_run" || (status == "measured" && rounds_of(row.result) < rounds);
@@ -106,6 +144,12 @@ void BenchRun::note(const std::string& line) const {
   fmt::print(stderr, "tessera: {}\n", line);
 }
 
+void BenchRun::give_up(BenchRow& row, const std::string& status, const std::string& reason,
+                       int code) {
+  given_up_.insert(row.id);
+  set_failed(row, status, reason, code);
+}
+
 void BenchRun::plan_row(BenchRow& row) {
   const PlanWorld world = bench_world(row);
   Recipe recipe = row.recipe;
@@ -113,17 +157,17 @@ void BenchRun::plan_row(BenchRow& row) {
   if (!recipe.sharding.group_size) recipe.sharding.group_size = row.world_size;
   const StrategyPlan planned = plan_strategy(recipe, world, recipe.sharding.sharding_strategy);
   if (!planned.plan) {
-    set_failed(row, "refused", planned.refused, static_cast<int>(ErrorCode::configuration));
+    give_up(row, "refused", planned.refused, static_cast<int>(ErrorCode::configuration));
     return;
   }
   const std::uint64_t total = planned.plan->total();
   row.result["memory"]["planned"] = total;
   const std::uint64_t memory = memory_of_a_rank(settings_, world);
   if (total <= memory) return;
-  set_failed(row, "does_not_fit",
-             fmt::format("a rank would take {}, and there are {}; tessera plan says what would fit",
-                         bytes_text(total), bytes_text(memory)),
-             static_cast<int>(ErrorCode::out_of_memory));
+  give_up(row, "does_not_fit",
+          fmt::format("a rank would take {}, and there are {}; tessera plan says what would fit",
+                      bytes_text(total), bytes_text(memory)),
+          static_cast<int>(ErrorCode::out_of_memory));
 }
 
 void BenchRun::plan_memory() {
@@ -144,8 +188,7 @@ void BenchRun::check_peers_run() {
     if (reason.empty()) continue;
     note(reason);
     for (BenchRow& row : rows_) {
-      if (of_peer(row))
-        set_failed(row, "refused", reason, static_cast<int>(ErrorCode::configuration));
+      if (of_peer(row)) give_up(row, "refused", reason, static_cast<int>(ErrorCode::configuration));
     }
   }
 }
@@ -189,7 +232,7 @@ std::string BenchRun::compare_losses(const BenchRow& row, const RowRound& round)
 
 void BenchRun::settle(BenchRow& row, const RowRound& round) {
   if (round.status == "measured" || round.status == "not_run") return;
-  set_failed(row, round.status, round.reason, round.exit_code);
+  give_up(row, round.status, round.reason, round.exit_code);
   note(fmt::format("{}: {}: {}", row.name, round.status, round.reason));
   file_.keep(report());
 }
@@ -203,7 +246,7 @@ void BenchRun::pilot() {
     if (row->peer) {
       const std::string differ = compare_losses(*row, round);
       if (!differ.empty()) {
-        set_failed(*row, "failed", differ, static_cast<int>(ErrorCode::runtime));
+        give_up(*row, "failed", differ, static_cast<int>(ErrorCode::runtime));
         note(fmt::format("{}: {}", row->name, differ));
         continue;
       }
@@ -233,7 +276,8 @@ void BenchRun::choose_steps(const std::vector<BenchRow*>& rows) {
   const double left = std::min(settings_.budget - passed(), time_left());
   const auto steps_for = [&](std::int64_t rounds) {
     const double each = (left / static_cast<double>(rounds) - fixed) / std::max(step, 1e-9);
-    return static_cast<std::int64_t>(std::floor(std::clamp(each, 0.0, double{most_steps})));
+    return static_cast<std::int64_t>(std::floor(
+        std::clamp(each, 0.0, static_cast<double>(std::max(most_steps, settings_.steps)))));
   };
   const bool chosen_rounds = settings_.rounds > 0;
   if (!chosen_rounds) settings_.rounds = usual_rounds;
@@ -332,14 +376,25 @@ void BenchRun::measure() {
       if (one.status != "measured") continue;
       nothing_measured_ = false;
       add_round(row->result, one);
+      row->result["settings"] = {
+          {"steps", settings_.steps}, {"warmup", settings_.warmup}, {"rounds", settings_.rounds}};
       note(fmt::format("round {} of {}: {}: {:.4g} samples/s", round, settings_.rounds, row->name,
                        one.samples_per_s));
+      file_.keep(report());
       if (!row->peer && products.insert(products_key(*row)).second) time_products_of(*row);
       take_products(*row);
       file_.keep(report());
     }
   }
   if (time_left() <= 0) mark_not_run();
+}
+
+BenchJson BenchRun::shown(const BenchRow& row) const {
+  const auto old = replaced_.find(row.id);
+  if (old == replaced_.end() || rounds_of(row.result) > 0) return row.result;
+  BenchJson kept = old->second;
+  for (const char* name : {"reason", "exit_code"}) kept[name] = row.result.at(name);
+  return kept;
 }
 
 const BenchJson& BenchRun::report() {
@@ -356,7 +411,7 @@ const BenchJson& BenchRun::report() {
         {"threads_per_rank", runner_.threads_per_rank},
         {"fill_cores", grid_.fill_cores}};
   report_["rows"] = BenchJson::array();
-  for (const BenchRow& row : rows_) report_["rows"].push_back(row.result);
+  for (const BenchRow& row : rows_) report_["rows"].push_back(shown(row));
   for (const BenchJson& row : other_rows_) report_["rows"].push_back(row);
   for (const BenchJson& row : report_["rows"]) {
     if (row["products"].is_object())

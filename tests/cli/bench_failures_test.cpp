@@ -182,6 +182,36 @@ TEST(BenchSignals, NothingIsLeftBehindAndTheFileGoesOn) {
   }
 }
 
+// Steps and rounds that were not given are those of the file.
+TEST(BenchSignals, TheSameCommandGoesOn) {
+  const TrainingFolder folder;
+  const std::vector<std::string> options = {
+      "--strategies", "none,NO_SHARD",          "--world-sizes", "2", "--warmup", "1",
+      "--json",       folder.path("bench.json")};
+  Program program(testing::bench_arguments(folder, options), {{"OMP_NUM_THREADS", "1"}});
+  ASSERT_TRUE(within_a_minute([&] {
+    return program.err().find("round 2 of 3: none") != std::string::npos;
+  })) << program.err();
+  program.signal(SIGINT);
+  EXPECT_EQ(program.wait(), 128 + SIGINT) << program.err();
+  const auto steps_of = [&] {
+    const auto report = nlohmann::json::parse(read_text(folder.path("bench.json")));
+    for (const nlohmann::json& row : report["rows"]) {
+      EXPECT_LE(row["samples_per_s"]["rounds"].size(), 3u);
+    }
+    return report["settings"]["steps"].get<int>();
+  };
+  const int steps = steps_of();
+  const Ended ended = run_bench(folder, options);
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_EQ(steps_of(), steps);
+  const auto report = nlohmann::json::parse(read_text(folder.path("bench.json")));
+  EXPECT_EQ(report["settings"]["rounds"], 3);
+  for (const nlohmann::json& row : report["rows"]) {
+    EXPECT_EQ(row["samples_per_s"]["rounds"].size(), 3u) << row;
+  }
+}
+
 // A killed comparison's programs end as well.
 TEST(BenchSignals, DeathLeavesNothingBehind) {
   const TrainingFolder folder;

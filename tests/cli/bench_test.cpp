@@ -153,6 +153,33 @@ TEST(Bench, WhatIsMeasuredIsKept) {
   EXPECT_NE(row_of(fourth.report, name)["samples_per_s"]["rounds"][0], rounds[0]);
 }
 
+// A failure later leaves what was measured, and says so; rows that are not asked for stay.
+TEST(Bench, FailuresLeaveWhatWasMeasured) {
+  const TrainingFolder folder;
+  const std::vector<std::string> both = {"--strategies", "none,NO_SHARD", "--world-sizes", "2"};
+  const Compared first = compared(folder, both);
+  ASSERT_EQ(first.ended.code, 0) << first.ended.err;
+  const Compared failed = compared(folder, {"--strategies", "none", "--world-sizes", "2", "--again",
+                                            "--device-memory", "100kB"});
+  EXPECT_EQ(failed.ended.code, 6) << failed.ended.err;
+  ASSERT_EQ(failed.report["rows"].size(), 2u);
+  for (const char* name : {"none, 1 rank, fp32", "NO_SHARD, 2 ranks, fp32"}) {
+    EXPECT_EQ(row_of(failed.report, name)["samples_per_s"],
+              row_of(first.report, name)["samples_per_s"]);
+  }
+  const nlohmann::json row = row_of(failed.report, "none, 1 rank, fp32");
+  EXPECT_NE(row["reason"].get<std::string>().find("a rank would take"), std::string::npos);
+  EXPECT_NE(failed.ended.out.find("failed later"), std::string::npos) << failed.ended.out;
+  const Compared kept = compared(folder, both);
+  EXPECT_EQ(kept.ended.code, 0) << kept.ended.err;
+  EXPECT_EQ(kept.ended.err, "");
+  // Of a kept row that is not asked for nothing is judged, and other steps are measured anew.
+  const Compared other = compared(
+      folder, {"--strategies", "none", "--world-sizes", "2", "--steps", "3", "--warmup", "2"});
+  EXPECT_NE(other.ended.err.find("round 1 of 1: none"), std::string::npos) << other.ended.err;
+  EXPECT_EQ(row_of(other.report, "none, 1 rank, fp32")["samples_per_s"]["rounds"].size(), 1u);
+}
+
 // Rows of other settings stay in the file as they were, and are nobody's baseline.
 TEST(Bench, RowsOfOtherSettingsAreNoBaseline) {
   const TrainingFolder folder;
