@@ -12,6 +12,7 @@
 #include <system_error>
 #include <utility>
 
+#include "cli/bench_check.h"
 #include "cli/bytes_text.h"
 #include "kernels/base/error.h"
 
@@ -145,15 +146,17 @@ BenchJson read_bench_file(const std::string& option, const fs::path& path) {
   TESSERA_CHECK(ours, ErrorCode::configuration,
                 "{} {}: is no comparison of tessera bench; name another file", option,
                 path.string());
-  TESSERA_CHECK(report.value("version", 0) == 1, ErrorCode::configuration,
+  TESSERA_CHECK(report.value("version", BenchJson()) == 1, ErrorCode::configuration,
                 "{} {}: has version {} of the format, and this program reads 1", option,
-                path.string(), report.value("version", BenchJson()).dump());
+                path.string(), json_text(report.value("version", BenchJson())));
   for (const BenchJson& row : report["rows"]) {
     const bool whole = row.is_object() && row.contains("id") && row["id"].is_string() &&
-                       row.contains("name") && row["name"].is_string() && row.contains("status");
+                       row.contains("name") && row["name"].is_string() && row.contains("status") &&
+                       row["status"].is_string();
     TESSERA_CHECK(whole, ErrorCode::configuration, "{} {}: a row has no id, name or status", option,
                   path.string());
   }
+  check_bench_report(fmt::format("{} {}", option, path.string()), report);
   return report;
 }
 
@@ -181,7 +184,7 @@ void BenchFile::keep(const BenchJson& report) {
 void BenchFile::write(const BenchJson& report) {
   if (path_.empty()) return;
   const std::string what = fmt::format("{} {}", option_, path_.string());
-  const std::string text = report.dump(1) + "\n";
+  const std::string text = json_text(report, 1) + "\n";
   if (!is_stream()) {
     PartialFile(path_, what).become(path_, text);
     return;

@@ -77,7 +77,7 @@ nlohmann::json what_of(const BenchRow& row, const BenchGrid& grid) {
 }
 
 std::string hash_of(const nlohmann::json& what) {
-  return fmt::format("{:016x}", checkpoint::checksum(what.dump()));
+  return fmt::format("{:016x}", checkpoint::checksum(json_text(what)));
 }
 
 std::string id_of(const BenchRow& row, const BenchGrid& grid) {

@@ -15,6 +15,12 @@
 
 namespace tessera::cli {
 
+// Of any bytes: those of an argument or of a program's output need not be UTF-8.
+template <class Json>
+std::string json_text(const Json& json, int indent = -1) {
+  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
 // One list: a key of the recipe, or several that change together, and the values to compare.
 struct BenchAxis {
   std::string key;  // as the report has it

@@ -238,7 +238,8 @@ std::map<std::string, std::string> RowRunner::environment() const {
 fs::path RowRunner::initial_weights(const BenchRow& row, double seconds) {
   nlohmann::json model = to_json(row.recipe)["model"];
   model["seed"] = row.recipe.train.seed;
-  fs::path weights = folder / fmt::format("weights-{:016x}", checkpoint::checksum(model.dump()));
+  fs::path weights =
+      folder / fmt::format("weights-{:016x}", checkpoint::checksum(json_text(model)));
   if (fs::exists(weights / "config.json")) return weights;
   std::vector<std::string> words = {program.string(), "train", recipe};
   if (!config_file.empty()) words.insert(words.end(), {"--config-file", config_file});

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <fstream>
 #include <limits>
+#include <utility>
 
 #include "cli/bench_report.h"
 #include "cli/bytes_text.h"
@@ -170,6 +171,15 @@ void BenchRun::plan_row(BenchRow& row) {
           static_cast<int>(ErrorCode::out_of_memory));
 }
 
+// The end of the comparison tries again, and says it then.
+void BenchRun::keep() {
+  try {
+    file_.keep(report());
+  } catch (const Error& error) {
+    if (!std::exchange(unkept_, true)) note(fmt::format("{}; measuring goes on", error.what()));
+  }
+}
+
 void BenchRun::plan_memory() {
   for (BenchRow* row : to_measure()) {
     runner_.processes.check_stop();
@@ -234,7 +244,7 @@ void BenchRun::settle(BenchRow& row, const RowRound& round) {
   if (round.status == "measured" || round.status == "not_run") return;
   give_up(row, round.status, round.reason, round.exit_code);
   note(fmt::format("{}: {}: {}", row.name, round.status, round.reason));
-  file_.keep(report());
+  keep();
 }
 
 void BenchRun::pilot() {
@@ -318,7 +328,7 @@ void BenchRun::time_products_of(const BenchRow& row) {
   }
   {
     std::ofstream stream(file, std::ios::binary);
-    stream << products_job(products, row.precision, gpu ? "cuda" : "cpu", 0.5).dump();
+    stream << json_text(products_job(products, row.precision, gpu ? "cuda" : "cpu", 0.5));
     TESSERA_CHECK(stream.flush().good(), ErrorCode::runtime, "{} cannot be written", file);
   }
   const std::string program = runner_.program.string();
@@ -331,7 +341,11 @@ void BenchRun::time_products_of(const BenchRow& row) {
     note(fmt::format("products of {}: could not be timed: {}", row.name, end.error));
     return;
   }
-  times.push_back(read_product_times(file, row.world_size));
+  try {
+    times.push_back(read_product_times(file, row.world_size));
+  } catch (const std::exception& error) {
+    note(fmt::format("products of {}: could not be timed: {}", row.name, error.what()));
+  }
 }
 
 void BenchRun::take_products(BenchRow& row) const {
@@ -380,10 +394,10 @@ void BenchRun::measure() {
           {"steps", settings_.steps}, {"warmup", settings_.warmup}, {"rounds", settings_.rounds}};
       note(fmt::format("round {} of {}: {}: {:.4g} samples/s", round, settings_.rounds, row->name,
                        one.samples_per_s));
-      file_.keep(report());
+      keep();
       if (!row->peer && products.insert(products_key(*row)).second) time_products_of(*row);
       take_products(*row);
-      file_.keep(report());
+      keep();
     }
   }
   if (time_left() <= 0) mark_not_run();

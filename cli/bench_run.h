@@ -64,6 +64,7 @@ class BenchRun {
   void time_products_of(const BenchRow& row);
   void take_products(BenchRow& row) const;
   void mark_not_run();
+  void keep();
   // It has no further turn; what was measured of it stays.
   void give_up(BenchRow& row, const std::string& status, const std::string& reason, int code);
   void take_settings(const BenchJson& old);
@@ -88,6 +89,7 @@ class BenchRun {
   };
   std::map<std::string, Estimate> estimates_;
   std::map<std::string, std::vector<ProductTimes>> products_;
+  bool unkept_ = false;           // the file could not be written on the way
   bool nothing_measured_ = true;  // all rows are kept ones
 };
 
