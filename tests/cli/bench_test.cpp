@@ -23,6 +23,11 @@ TEST(Bench, RowsHaveLauncherRatesMemoryAndRatios) {
   ASSERT_EQ(done.ended.code, 0) << done.ended.err;
   const nlohmann::json& report = done.report;
   EXPECT_EQ(report["format"], "tessera-bench");
+  const std::string command = report["command"];
+  for (const char* option : {" --strategies none,dp,FULL_SHARD", " --threads-per-rank 1",
+                             " --steps 2", " --rounds 1", " --warmup 1"}) {
+    EXPECT_NE(command.find(option), std::string::npos) << command;
+  }
   EXPECT_EQ(report["model"]["architecture"], "gpt2");
   ASSERT_EQ(report["rows"].size(), 3u);  // one rank is `none` alone
   const std::map<std::string, std::string> launchers = {
