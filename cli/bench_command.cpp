@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <exception>
 #include <filesystem>
 #include <memory>
 #include <utility>
@@ -75,6 +76,9 @@ struct BenchCommand : BenchOptions {
   int run(const BenchFolder& folder, BenchProcesses& processes) {
     check_peers(peers);
     check_modes();
+    TESSERA_CHECK(!fill_cores || peers.empty(), ErrorCode::usage,
+                  "--fill-cores: copies run beside rows of Tessera alone, so that peers would have "
+                  "more of the machine; leave out --peer");
     if (!device_memory.empty()) {
       settings.device_memory = parse_bytes(device_memory);
       TESSERA_CHECK(settings.device_memory.has_value(), ErrorCode::usage,
@@ -88,21 +92,49 @@ struct BenchCommand : BenchOptions {
     if (!html.empty()) check_writable("--html", html);
     if (!peers.empty()) settings.peers.scripts = peer_scripts(settings.peers, peers).string();
     std::vector<BenchRow> rows = make_rows(grid);
+    if (!compare.empty()) check_partners(rows, old);
+    take_model_work(rows);
     refuse_all(rows);
-    const ModelWork work = model_work(rows.front().recipe);
-    BenchRun bench(grid, settings, std::move(rows), work, runner(grid, folder, processes), output,
+    const std::size_t asked = rows.size();
+    BenchRun bench(grid, settings, std::move(rows), runner(grid, folder, processes), output,
                    command_text());
-    bench.take_over(kept);
+    bench.take_over(kept, again);
     output.keep(bench.report());
     bench.measure();
     const BenchJson& report = bench.report();
+    const std::exception_ptr unwritten = write_files(output, report);
     fmt::print("{}", bench_text(report));
+    const bool worse = !compare.empty() && print_comparison(report, old, asked);
+    const int code = bench_exit_code(report, asked);
     std::fflush(stdout);
-    output.write(report);
-    if (!html.empty()) write_html_report(report, html);
-    const bool worse = !compare.empty() && print_comparison(report, old);
-    const int code = bench_exit_code(report);
+    if (unwritten) std::rethrow_exception(unwritten);
     return code == 0 && worse ? regression_code : code;
+  }
+
+  // All of them, and then the first failure: what was measured is printed in any case.
+  [[nodiscard]] std::exception_ptr write_files(BenchFile& output, const BenchJson& report) const {
+    std::exception_ptr failure;
+    const auto attempt = [&](const auto& write) {
+      try {
+        write();
+      } catch (...) {
+        if (!failure) failure = std::current_exception();
+      }
+    };
+    attempt([&] { output.write(report); });
+    if (!html.empty())  // read back, as any bytes have become UTF-8 then
+      attempt([&] { write_html_report(BenchJson::parse(json_text(report)), html); });
+    return failure;
+  }
+
+  void check_partners(const std::vector<BenchRow>& rows, const BenchJson& old) const {
+    const bool any = std::any_of(rows.begin(), rows.end(),
+                                 [&](const BenchRow& row) { return has_measured(old, row.id); });
+    TESSERA_CHECK(
+        any, ErrorCode::configuration,
+        "--compare {}: none of these rows is measured there, so nothing could be compared; "
+        "use the options of its command, {}",
+        compare, json_text(old.value("command", BenchJson())));
   }
 
   // What stands in the way of every row is an error, not a table.
@@ -124,6 +156,10 @@ struct BenchCommand : BenchOptions {
   }
 
   [[nodiscard]] BenchJson old_report() const {
+    std::error_code ignored;
+    TESSERA_CHECK(json.empty() || !fs::equivalent(compare, json, ignored), ErrorCode::usage,
+                  "--compare {}: is the file of --json; name a copy of it, or another --json",
+                  compare);
     BenchJson old = read_bench_file("--compare", compare);
     TESSERA_CHECK(!old.is_null(), ErrorCode::configuration,
                   "--compare {}: does not exist, or is empty", compare);
@@ -133,16 +169,17 @@ struct BenchCommand : BenchOptions {
   // What an earlier run measured, of the same recipe on the same machine.
   [[nodiscard]] BenchJson kept_report(const BenchGrid& grid) const {
     BenchJson kept = read_bench_file("--json", json);
-    if (kept.is_null() || again) return {};
+    if (kept.is_null()) return {};
     TESSERA_CHECK(kept["recipe"] == file, ErrorCode::configuration,
-                  "--json {}: compares {}; name another file for {}", json, kept["recipe"].dump(),
-                  file);
+                  "--json {}: compares {}; name another file for {}", json,
+                  json_text(kept["recipe"]), file);
     for (const char* what : {"processor", "cores", "device", "tessera"}) {
       const BenchJson before = kept["machine"].value(what, BenchJson());
+      if (again && before != grid.machine.at(what)) return {};
       TESSERA_CHECK(before == grid.machine.at(what), ErrorCode::configuration,
                     "--json {}: was measured where {} is {}, and here it is {}; name another file, "
                     "or --again to replace it",
-                    json, what, before.dump(), grid.machine.at(what).dump());
+                    json, what, json_text(before), json_text(grid.machine.at(what)));
     }
     return kept;
   }
@@ -237,10 +274,29 @@ struct BenchCommand : BenchOptions {
                                             : 0};
   }
 
+  // As a shell reads it.
+  static std::string shell_word(const std::string& text) {
+    constexpr const char* plain =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,:/%@";
+    if (!text.empty() && text.find_first_not_of(plain) == std::string::npos) return text;
+    std::string quoted = "'";
+    for (const char letter : text) quoted += letter == '\'' ? "'\\''" : std::string(1, letter);
+    return quoted + "'";
+  }
+
+  // With all that decides what is measured, and how.
   [[nodiscard]] std::string command_text() const {
-    std::vector<std::string> words = {"tessera bench", file};
+    std::vector<std::string> words = {"tessera bench", shell_word(file)};
     const auto list = [&](const char* option, const auto& values) {
-      if (!values.empty()) words.push_back(fmt::format("{} {}", option, fmt::join(values, ",")));
+      if (!values.empty())
+        words.push_back(
+            fmt::format("{} {}", option, shell_word(fmt::format("{}", fmt::join(values, ",")))));
+    };
+    const auto text = [&](const char* option, const std::string& value) {
+      if (!value.empty()) words.push_back(fmt::format("{} {}", option, shell_word(value)));
+    };
+    const auto number = [&](const char* option, auto value, auto usual) {
+      if (value != usual) words.push_back(fmt::format("{} {}", option, value));
     };
     list("--strategies", lists.strategies);
     list("--world-sizes", lists.world_sizes);
@@ -249,20 +305,31 @@ struct BenchCommand : BenchOptions {
     list("--prefetch", lists.prefetch);
     list("--offload", lists.offload);
     list("--activation-checkpointing", lists.checkpointing);
-    for (const std::string& axis : lists.axes) words.push_back("--axis " + axis);
-    for (const std::string& setting : overrides) words.push_back("--set " + setting);
-    if (!device.empty()) words.push_back("--device " + device);
+    for (const std::string& axis : lists.axes) text("--axis", axis);
+    for (const std::string& setting : overrides) text("--set", setting);
+    text("--config-file", config_file);
+    text("--device", device);
+    text("--device-memory", device_memory);
     list("--peer", peers);
     list("--peer-modes", peer_modes);
+    if (peer_compile) words.emplace_back("--peer-compile");
     if (fill_cores) words.emplace_back("--fill-cores");
-    if (settings.steps > 0) words.push_back(fmt::format("--steps {}", settings.steps));
-    if (settings.rounds > 0) words.push_back(fmt::format("--rounds {}", settings.rounds));
+    const BenchSettings usual;
+    if (settings.peers.python != usual.peers.python) text("--peer-python", settings.peers.python);
+    number("--threads-per-rank", threads_per_rank, 0);
+    number("--steps", settings.steps, usual.steps);
+    number("--rounds", settings.rounds, usual.rounds);
+    number("--warmup", settings.warmup, usual.warmup);
+    number("--budget", settings.budget, usual.budget);
+    number("--time-limit", settings.time_limit, usual.time_limit);
+    number("--row-time-limit", settings.row_time_limit, usual.row_time_limit);
     return fmt::format("{}", fmt::join(words, " "));
   }
 
   // Whether something is worse beyond the noise.
-  [[nodiscard]] bool print_comparison(const BenchJson& report, const BenchJson& old) const {
-    const BenchComparison comparison = compare_reports(report, old);
+  [[nodiscard]] bool print_comparison(const BenchJson& report, const BenchJson& old,
+                                      std::size_t asked) const {
+    const BenchComparison comparison = compare_reports(report, old, asked);
     fmt::print("\nagainst {}:\n", compare);
     for (const std::string& line : comparison.lines) fmt::print("  {}\n", line);
     for (const std::string& line : comparison.regressions) fmt::print("regression: {}\n", line);

@@ -5,12 +5,14 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <fstream>
 #include <sstream>
 #include <system_error>
 #include <utility>
 
+#include "cli/bench_check.h"
 #include "cli/bytes_text.h"
 #include "kernels/base/error.h"
 
@@ -109,15 +111,21 @@ void compare_row(const BenchJson& row, const BenchJson& old, BenchComparison& re
     return;
   }
   const Rate now = rate_of(row), before = rate_of(old);
-  const double noise = now.spread() + before.spread();
+  constexpr double floor = 0.02;  // of a single round the spread says little
+  const bool single = rounds_of(row) < 2 || rounds_of(old) < 2;
+  const double noise =
+      std::max(now.spread() + before.spread(), single ? floor * before.median : 0.0);
   const double change = now.median - before.median;
   const char* verdict = change < -noise ? "slower" : change > noise ? "faster" : "within the noise";
   const std::string line =
-      fmt::format("{}: {:.4g} samples/s, {:.4g} before ({:+.1f} %, {}; both spreads are {:.2g})",
-                  name, now.median, before.median, 100 * change / before.median, verdict, noise);
+      fmt::format("{}: {:.4g} samples/s, {:.4g} before ({:+.1f} %, {}; the noise is {:.2g})", name,
+                  now.median, before.median, 100 * change / before.median, verdict, noise);
   result.lines.push_back(line);
   if (change < -noise) result.regressions.push_back(line);
   compare_memory(name, row, old, result);
+  const std::string reason = row.value("reason", "");
+  if (!reason.empty() && row.value("exit_code", 0) != 0)
+    result.regressions.push_back(fmt::format("{}: failed later: {}", name, reason));
 }
 
 }  // namespace
@@ -138,15 +146,17 @@ BenchJson read_bench_file(const std::string& option, const fs::path& path) {
   TESSERA_CHECK(ours, ErrorCode::configuration,
                 "{} {}: is no comparison of tessera bench; name another file", option,
                 path.string());
-  TESSERA_CHECK(report.value("version", 0) == 1, ErrorCode::configuration,
+  TESSERA_CHECK(report.value("version", BenchJson()) == 1, ErrorCode::configuration,
                 "{} {}: has version {} of the format, and this program reads 1", option,
-                path.string(), report.value("version", BenchJson()).dump());
+                path.string(), json_text(report.value("version", BenchJson())));
   for (const BenchJson& row : report["rows"]) {
     const bool whole = row.is_object() && row.contains("id") && row["id"].is_string() &&
-                       row.contains("name") && row["name"].is_string() && row.contains("status");
+                       row.contains("name") && row["name"].is_string() && row.contains("status") &&
+                       row["status"].is_string();
     TESSERA_CHECK(whole, ErrorCode::configuration, "{} {}: a row has no id, name or status", option,
                   path.string());
   }
+  check_bench_report(fmt::format("{} {}", option, path.string()), report);
   return report;
 }
 
@@ -174,7 +184,7 @@ void BenchFile::keep(const BenchJson& report) {
 void BenchFile::write(const BenchJson& report) {
   if (path_.empty()) return;
   const std::string what = fmt::format("{} {}", option_, path_.string());
-  const std::string text = report.dump(1) + "\n";
+  const std::string text = json_text(report, 1) + "\n";
   if (!is_stream()) {
     PartialFile(path_, what).become(path_, text);
     return;
@@ -192,9 +202,15 @@ void BenchFile::write(const BenchJson& report) {
                 describe_errno("close", errno));
 }
 
-BenchComparison compare_reports(const BenchJson& report, const BenchJson& old) {
+bool has_measured(const BenchJson& old, const std::string& id) {
+  const BenchJson* row = row_with_id(old, id);
+  return row != nullptr && is_measured(*row);
+}
+
+BenchComparison compare_reports(const BenchJson& report, const BenchJson& old, std::size_t asked) {
   BenchComparison result;
-  for (const BenchJson& row : report.at("rows")) {
+  for (std::size_t i = 0; i < std::min(asked, report.at("rows").size()); ++i) {
+    const BenchJson& row = report.at("rows")[i];
     if (const BenchJson* before = row_with_id(old, row.at("id"))) {
       compare_row(row, *before, result);
     } else {

@@ -37,11 +37,14 @@ class BenchFile {
 void check_writable(const std::string& option, const std::filesystem::path& path);
 
 // What differs between two comparisons of the same rows, for people, and what of it is worse beyond
-// the noise: by more than both spreads together. Memory, which hardly varies: by 2 %.
+// the noise: by more than both spreads together, and of single rounds by more than 2 %. Memory,
+// which hardly varies: by 2 %. Of `report` the first `asked` rows are judged.
 struct BenchComparison {
   std::vector<std::string> lines;
   std::vector<std::string> regressions;
 };
-BenchComparison compare_reports(const BenchJson& report, const BenchJson& old);
+BenchComparison compare_reports(const BenchJson& report, const BenchJson& old, std::size_t asked);
+// Whether the row was measured in `old`.
+bool has_measured(const BenchJson& old, const std::string& id);
 
 }  // namespace tessera::cli

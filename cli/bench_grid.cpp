@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <sstream>
 
 #include "checkpoint/checksum.h"
@@ -60,7 +61,7 @@ std::string name_of_row(const BenchRow& row) {
 }
 
 // What is measured: not how often, nor by which version.
-std::string id_of(const BenchRow& row, const BenchGrid& grid) {
+nlohmann::json what_of(const BenchRow& row, const BenchGrid& grid) {
   nlohmann::json what = to_json(row.recipe);
   what.erase("log");
   what.erase("checkpoint");
@@ -72,13 +73,30 @@ std::string id_of(const BenchRow& row, const BenchGrid& grid) {
                  {"processor", grid.machine.at("processor")},
                  {"device", grid.machine.at("device")}};
   if (grid.fill_cores) what["row"]["fill_cores"] = true;
+  return what;
+}
+
+std::string hash_of(const nlohmann::json& what) {
+  return fmt::format("{:016x}", checkpoint::checksum(json_text(what)));
+}
+
+std::string id_of(const BenchRow& row, const BenchGrid& grid) {
+  nlohmann::json what = what_of(row, grid);
   if (row.peer) {
     what["peer"] = {{"name", row.peer->name},
                     {"mode", row.peer->mode},
                     {"backend", row.peer->backend},
                     {"compile", row.peer->compile}};
   }
-  return fmt::format("{:016x}", checkpoint::checksum(what.dump()));
+  return hash_of(what);
+}
+
+std::string variant_of(const BenchRow& row, const BenchGrid& grid) {
+  nlohmann::json what = what_of(row, grid);
+  what["sharding"].erase("sharding_strategy");
+  what["row"].erase("strategy");
+  what["row"].erase("world_size");
+  return hash_of(what);
 }
 
 std::string launcher_of(const BenchRow& row) {
@@ -106,6 +124,7 @@ BenchRow make_row(const BenchGrid& grid, const Combination& combination,
   row.launcher = launcher_of(row);
   row.name = name_of_row(row);
   row.id = id_of(row, grid);
+  row.variant = variant_of(row, grid);
   try {
     validate(row.recipe, world_size);
   } catch (const Error& error) {
@@ -222,6 +241,22 @@ std::vector<BenchRow> make_rows(const BenchGrid& grid) {
                 "two or more",
                 fmt::join(grid.strategies, ","), fmt::join(grid.world_sizes, ","));
   return rows;
+}
+
+void take_model_work(std::vector<BenchRow>& rows) {
+  std::map<std::string, std::shared_ptr<const ModelWork>> works;
+  for (BenchRow& row : rows) {
+    if (!row.refused.empty()) continue;
+    const nlohmann::json recipe = to_json(row.recipe);
+    const nlohmann::json what = {recipe.at("model"), recipe.at("train").at("task")};
+    std::shared_ptr<const ModelWork>& work = works[hash_of(what)];
+    try {
+      if (!work) work = std::make_shared<const ModelWork>(model_work(row.recipe));
+    } catch (const Error& error) {
+      refuse(row, error);
+    }
+    row.work = work;
+  }
 }
 
 PlanWorld bench_world(const BenchRow& row) {

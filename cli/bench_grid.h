@@ -2,16 +2,24 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "cli/bench_products.h"
 #include "cli/recipe.h"
 #include "sharding/plan.h"
 
 namespace tessera::cli {
+
+// Of any bytes: those of an argument or of a program's output need not be UTF-8.
+template <class Json>
+std::string json_text(const Json& json, int indent = -1) {
+  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
 
 // One list: a key of the recipe, or several that change together, and the values to compare.
 struct BenchAxis {
@@ -30,6 +38,7 @@ struct BenchPeer {
 
 struct BenchRow {
   std::string id;        // of all that decides what is measured
+  std::string variant;   // of that without strategy, ranks and peer: rows that are compared
   std::string name;      // "FULL_SHARD, 2 ranks, fp32"
   std::string strategy;  // a strategy of the table, "none" (one rank alone) or "dp" (threads)
   std::string launcher;  // what starts it, for people
@@ -39,7 +48,8 @@ struct BenchRow {
   std::vector<std::pair<std::string, std::string>> axes;
   Recipe recipe;
   std::optional<BenchPeer> peer = {};
-  std::string refused = {};  // why it cannot be run
+  std::shared_ptr<const ModelWork> work = {};  // one for all rows of the same model
+  std::string refused = {};                    // why it cannot be run
   int refused_code = 0;
   nlohmann::ordered_json result = {};  // as it stands in the report
 };
@@ -72,6 +82,9 @@ std::vector<std::string> strategy_names(const std::vector<std::string>& wanted);
 // `none` where that is asked for, else each strategy. Throws Error(configuration) for a setting
 // that no row could have (an unknown key or value); what one row cannot be makes it a refused one.
 std::vector<BenchRow> make_rows(const BenchGrid& grid);
+
+// Gives each row its model's work; a model that cannot be made refuses its rows.
+void take_model_work(std::vector<BenchRow>& rows);
 
 // Where the ranks of a row would compute, as plans are asked for it.
 PlanWorld bench_world(const BenchRow& row);

@@ -35,10 +35,7 @@ const std::vector<KnownPeer>& known_peers() {
         {"FULL_SHARD", "fsdp2"}}},
       {"sentence-transformers",
        "sentence_transformers",
-       {{"none", "none"},
-        {"dp", "dp"},
-        {"NO_SHARD", "ddp"},
-        {"FULL_SHARD", "fsdp2"}}},
+       {{"none", "none"}, {"dp", "dp"}, {"NO_SHARD", "ddp"}, {"FULL_SHARD", "fsdp2"}}},
       {"deepspeed",
        "deepspeed",
        {{"NO_SHARD", "zero0"},
@@ -232,7 +229,7 @@ RowRound run_peer(const PeerOptions& options, const BenchRow& row, const PeerJob
   fs::remove(answer, ignored);
   {
     std::ofstream stream(question, std::ios::binary);
-    stream << job_of(row, job).dump(2) << '\n';
+    stream << json_text(job_of(row, job), 2) << '\n';
     TESSERA_CHECK(stream.flush().good(), ErrorCode::runtime, "{} cannot be written",
                   question.string());
   }

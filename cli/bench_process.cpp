@@ -162,10 +162,11 @@ ProgramEnd BenchProcesses::run(const std::vector<std::string>& command,
                                const std::vector<std::vector<std::string>>& beside) {
   check_stop();
   const OutputFile out(folder_ / "out"), err(folder_ / "err"), unread("/dev/null");
+  const OutputFile beside_err(folder_ / "beside-err");
   RankProcess::Start start;
   start.environment = environment;
   start.signal_mask = before_;
-  start.output = {unread.get(), unread.get()};
+  start.output = {unread.get(), beside_err.get()};
   std::vector<RankProcess> others;
   for (const std::vector<std::string>& other : beside) {
     start.command = other;
@@ -179,9 +180,20 @@ ProgramEnd BenchProcesses::run(const std::vector<std::string>& command,
   };
   RankProcess process(0, start, *guardian_);
   ProgramEnd ended;
+  std::optional<RankExit> early;  // of what was to run as long
+  const auto code_of = [](const RankExit& exit) {
+    return exit.signal != 0 ? 128 + exit.signal : exit.code;
+  };
   for (;;) {
+    for (RankProcess& other : others) {
+      if (!early) early = other.poll();
+    }
     if (const auto exit = process.poll()) {
-      ended.code = exit->signal != 0 ? 128 + exit->signal : exit->code;
+      ended.code = code_of(*exit);
+      break;
+    }
+    if (early) {
+      end(process, gentle);
       break;
     }
     if (signal_ != 0 || passed() >= seconds) {
@@ -197,6 +209,12 @@ ProgramEnd BenchProcesses::run(const std::vector<std::string>& command,
   end_orphans();
   if (signal_ != 0) throw Stopped{signal_};
   ended.error = last_words(folder_ / "err");
+  if (early && !ended.timed_out && ended.code == 0) {
+    ended.code = std::max(1, code_of(*early));
+    const std::string words = last_words(folder_ / "beside-err");
+    ended.error = fmt::format("a copy beside it {} before it ended{}{}", describe(*early),
+                              words.empty() ? "" : ": ", words);
+  }
   return ended;
 }
 

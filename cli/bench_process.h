@@ -44,7 +44,7 @@ class BenchProcesses {
   // Runs `command` to its end, for at most `seconds`; what it leaves behind is killed. Throws
   // Stopped when a signal came, and Error(usage) when the program cannot be executed. `gentle` is
   // the signal at which it ends what it started itself; `beside` runs as long as it does, and is
-  // ended with it.
+  // ended with it; what of it ends before fails the program.
   ProgramEnd run(const std::vector<std::string>& command,
                  const std::map<std::string, std::string>& environment, double seconds,
                  int gentle = SIGTERM, const std::vector<std::vector<std::string>>& beside = {});

@@ -17,45 +17,49 @@ double median_of_row(const BenchJson& row, const char* name) {
   return row.at(name).at("median").get<double>();
 }
 
-// Rows that differ in strategy and ranks alone.
+// Rows that differ in strategy, ranks and a peer's mode alone.
 bool same_variant(const BenchJson& a, const BenchJson& b) {
   const auto who = [](const BenchJson& row) {
     return row["peer"].is_object() ? fmt::format("{} {}", row["peer"].value("name", ""),
                                                  row["peer"].value("compile", false))
                                    : std::string();
   };
-  return a["axes"] == b["axes"] && a["precision"] == b["precision"] && who(a) == who(b);
+  return a["variant"].is_string() && a["variant"] == b["variant"] && who(a) == who(b);
 }
 
-// What one rank does: without a strategy, else with this one, else with any.
+std::string mode_of(const BenchJson& row) {
+  return row["peer"].is_object() ? row["peer"].value("mode", "") : std::string();
+}
+
+// What one rank does: without a strategy, else with this one.
 const BenchJson* baseline_of(const BenchJson& row, const BenchJson& rows) {
   const BenchJson* found = nullptr;
-  int best = 3;
   for (const BenchJson& other : rows) {
     if (!is_measured(other) || other["world_size"] != 1 || !same_variant(row, other)) continue;
-    const int rank = other["strategy"] == "none" ? 0 : other["strategy"] == row["strategy"] ? 1 : 2;
-    if (rank < best) {
-      best = rank;
-      found = &other;
-    }
+    if (other["strategy"] == "none") return &other;
+    if (other["strategy"] == row["strategy"] && mode_of(other) == mode_of(row)) found = &other;
   }
   return found;
 }
 
-void derive_mfu(BenchJson& row, const ModelWork& work) {
-  row["mfu_formula"] = work.formula();
-  const BenchJson& products = row["products"];
+void derive_mfu(BenchJson& row) {
+  const BenchJson &model = row["model"], &products = row["products"];
+  if (!model.is_object()) return;
+  const std::string formula = model.value("formula", "");
+  row["mfu_formula"] = formula;
   if (!products.is_object()) return;
   const double peak = products.at("best_flops_per_s"), ranks = row["world_size"];
-  const double per_second = work.seq_len > 0
-                                ? work.flops_per_sample() * median_of_row(row, "samples_per_s")
-                                : work.flops_per_token() * median_of_row(row, "tokens_per_s");
+  const bool samples =
+      model["flops_per_sample"].is_number() && model["tokens_per_sample"].is_number();
+  const double per_second =
+      samples ? model["flops_per_sample"].get<double>() * median_of_row(row, "samples_per_s")
+              : model.value("flops_per_token", 0.0) * median_of_row(row, "tokens_per_s");
   if (peak <= 0 || per_second <= 0) return;
   row["mfu"] = per_second / (ranks * peak);
   row["mfu_formula"] = fmt::format(
       "{}; peak {:.4g} GFLOP/s a rank: the fastest of the model's own products in {}, timed alone "
       "on as many ranks in this run ({})",
-      work.formula(), peak / 1e9, products.value("dtype", ""), products.value("kernel", ""));
+      formula, peak / 1e9, products.value("dtype", ""), products.value("kernel", ""));
   row["products_share"] = products.at("step_s").get<double>() / median_of_row(row, "step_s");
 }
 
@@ -69,7 +73,8 @@ void derive_ratio(BenchJson& row, const BenchJson& rows) {
   if (!row["peer"].is_object()) return;
   for (const BenchJson& own : rows) {
     if (own["peer"].is_object() || !is_measured(own) || own["strategy"] != row["strategy"] ||
-        own["world_size"] != row["world_size"] || own["axes"] != row["axes"])
+        own["world_size"] != row["world_size"] || !row["variant"].is_string() ||
+        own["variant"] != row["variant"])
       continue;
     BenchJson ratio = {
         {"id", own["id"]},
@@ -203,9 +208,10 @@ BenchJson bench_machine(const std::string& device) {
           {"matrix_products", ""}};
 }
 
-void derive(BenchJson& report, const ModelWork& work) {
+void derive(BenchJson& report, std::size_t asked) {
   BenchJson& rows = report["rows"];
-  for (BenchJson& row : rows) {
+  for (std::size_t i = 0; i < std::min(asked, rows.size()); ++i) {
+    BenchJson& row = rows[i];
     for (const char* name : {"speedup", "efficiency", "mfu", "products_share"}) row[name] = nullptr;
     row.erase("tessera");
     if (!is_measured(row)) continue;
@@ -215,7 +221,7 @@ void derive(BenchJson& report, const ModelWork& work) {
       row["speedup"] = speedup;
       row["efficiency"] = speedup / row["world_size"].get<double>();
     }
-    derive_mfu(row, work);
+    derive_mfu(row);
     derive_ratio(row, rows);
   }
 }
@@ -230,6 +236,8 @@ std::string bench_text(const BenchJson& report) {
       if (row["peer"].is_object() != peers) continue;
       if (is_measured(row)) {
         lines.push_back(cells_of(row));
+        const std::string reason = row.value("reason", "");
+        if (!reason.empty()) others += fmt::format("{}: failed later: {}\n", label_of(row), reason);
         continue;
       }
       std::string status = row.value("status", "");
@@ -254,10 +262,12 @@ std::string bench_text(const BenchJson& report) {
   return text;
 }
 
-int bench_exit_code(const BenchJson& report) {
-  for (const BenchJson& row : report["rows"]) {
-    const int code = row.value("exit_code", 0);
-    if (!is_measured(row)) return code != 0 ? code : static_cast<int>(ErrorCode::runtime);
+int bench_exit_code(const BenchJson& report, std::size_t asked) {
+  const BenchJson& rows = report["rows"];
+  for (std::size_t i = 0; i < std::min(asked, rows.size()); ++i) {
+    const int code = rows[i].value("exit_code", 0);
+    if (code != 0) return code;
+    if (!is_measured(rows[i])) return static_cast<int>(ErrorCode::runtime);
   }
   return 0;
 }

@@ -176,6 +176,19 @@ void take_median(BenchJson& row, const char* name, double value, double low, dou
   row[name]["rounds"] = rounds;
 }
 
+// What the row's figures of work are made of.
+BenchJson work_json(const BenchRow& row) {
+  if (!row.work) return {};
+  const ModelWork& work = *row.work;
+  const double flops = work.flops_per_sample();
+  return {{"architecture", work.architecture},
+          {"parameters", work.parameters},
+          {"tokens_per_sample", work.seq_len > 0 ? BenchJson(work.seq_len) : BenchJson()},
+          {"flops_per_sample", flops > 0 ? BenchJson(flops) : BenchJson()},
+          {"flops_per_token", work.flops_per_token()},
+          {"formula", work.formula()}};
+}
+
 }  // namespace
 
 BenchJson spread_of(const std::vector<double>& values) {
@@ -226,7 +239,7 @@ fs::path RowRunner::initial_weights(const BenchRow& row, double seconds) {
   nlohmann::json model = to_json(row.recipe)["model"];
   model["seed"] = row.recipe.train.seed;
   fs::path weights =
-      folder / fmt::format("weights-{:016x}", checkpoint::checksum(model.dump()));
+      folder / fmt::format("weights-{:016x}", checkpoint::checksum(json_text(model)));
   if (fs::exists(weights / "config.json")) return weights;
   std::vector<std::string> words = {program.string(), "train", recipe};
   if (!config_file.empty()) words.insert(words.end(), {"--config-file", config_file});
@@ -258,6 +271,7 @@ BenchJson bench_row_json(const BenchRow& row, const std::string& status,
   BenchJson axes = BenchJson::object();
   for (const auto& [key, value] : row.axes) axes[key] = value;
   BenchJson json = {{"id", row.id},
+                    {"variant", row.variant},
                     {"name", row.name},
                     {"launcher", row.launcher},
                     {"strategy", row.strategy},
@@ -273,6 +287,8 @@ BenchJson bench_row_json(const BenchRow& row, const std::string& status,
                     {"compile", row.peer->compile},
                     {"version", nullptr}};
   }
+  json["model"] = work_json(row);
+  json["settings"] = nullptr;  // steps, warm-up and rounds, once it is measured
   json["status"] = status;
   json["reason"] = reason;
   json["exit_code"] = 0;

@@ -9,7 +9,7 @@
 #include <cstdio>
 #include <fstream>
 #include <limits>
-#include <set>
+#include <utility>
 
 #include "cli/bench_report.h"
 #include "cli/bytes_text.h"
@@ -35,54 +35,85 @@ std::uint64_t memory_of_a_rank(const BenchSettings& settings, const PlanWorld& w
   return gpus.empty() ? std::numeric_limits<std::uint64_t>::max() : gpus.front().memory_bytes;
 }
 
-// Of what is asked for in vain and of what could not be started, all rows say the same.
+// Of what is asked for in vain and of what could not be started, all rows say the same. A row that
+// has rounds keeps them, and has the failure beside them.
 void set_failed(BenchRow& row, const std::string& status, const std::string& reason, int code) {
-  const BenchJson memory = row.result.value("memory", BenchJson::object());
-  row.result = bench_row_json(row, status, reason);
+  if (rounds_of(row.result) == 0) {
+    const BenchJson memory = row.result.value("memory", BenchJson::object());
+    row.result = bench_row_json(row, status, reason);
+    if (memory.contains("planned")) row.result["memory"]["planned"] = memory["planned"];
+  }
+  row.result["reason"] = reason;
   row.result["exit_code"] = code;
-  if (memory.contains("planned")) row.result["memory"]["planned"] = memory["planned"];
+}
+
+// What a row was measured with, else what all of its report were.
+BenchJson settings_of(const BenchJson& row, const BenchJson& report) {
+  const BenchJson own = row.value("settings", BenchJson());
+  if (own.is_object()) return own;
+  const BenchJson all = report.value("settings", BenchJson());
+  return all.is_object() ? all : BenchJson::object();
 }
 
 }  // namespace
 
 BenchRun::BenchRun(const BenchGrid& grid, const BenchSettings& settings, std::vector<BenchRow> rows,
-                   const ModelWork& work, RowRunner runner, BenchFile& file, std::string command)
+                   RowRunner runner, BenchFile& file, std::string command)
     : grid_(grid),
       settings_(settings),
       rows_(std::move(rows)),
-      work_(work),
       runner_(std::move(runner)),
       file_(file) {
-  const double tokens = static_cast<double>(work.seq_len), flops = work.flops_per_sample();
-  report_ = {{"format", bench_format},
-             {"version", 1},
-             {"recipe", grid.recipe},
-             {"command", std::move(command)},
-             {"machine", grid.machine},
-             {"model",
-              {{"architecture", work.architecture},
-               {"parameters", work.parameters},
-               {"tokens_per_sample", tokens > 0 ? BenchJson(work.seq_len) : BenchJson()},
-               {"flops_per_sample", flops > 0 ? BenchJson(flops) : BenchJson()},
-               {"flops_per_token", work.flops_per_token()}}}};
+  report_ = {{"format", bench_format},  {"version", 1},
+             {"recipe", grid.recipe},   {"command", std::move(command)},
+             {"machine", grid.machine}, {"model", nullptr}};
   for (BenchRow& row : rows_) {
     row.result = bench_row_json(row, "not_run", "");
     if (!row.refused.empty()) set_failed(row, "refused", row.refused, row.refused_code);
+    if (report_["model"].is_null()) report_["model"] = row.result["model"];
   }
 }
 
-void BenchRun::take_over(const BenchJson& old) {
+void BenchRun::take_over(const BenchJson& old, bool again) {
   if (old.is_null()) return;
   old_settings_ = old.value("settings", BenchJson());
+  if (!again) take_settings(old);
   for (const BenchJson& kept : old.at("rows")) {
     const auto own = std::find_if(rows_.begin(), rows_.end(), [&](const BenchRow& row) {
       return row.id == kept.at("id").get<std::string>();
     });
     if (own == rows_.end()) {
       other_rows_.push_back(kept);
-    } else if (is_measured(kept) && own->refused.empty()) {
-      own->result = kept;
+      continue;
     }
+    if (!is_measured(kept)) continue;
+    BenchJson whole = bench_row_json(*own, "measured", "");
+    for (const auto& [name, value] : kept.items()) {
+      if (!std::set<std::string>{"variant", "model", "reason", "exit_code"}.contains(name))
+        whole[name] = value;
+    }
+    const BenchJson with = settings_of(kept, old);
+    const bool same =
+        with.value("warmup", settings_.warmup) == settings_.warmup &&
+        (settings_.steps == 0 || with.value("steps", settings_.steps) == settings_.steps);
+    if (again || !same || !own->refused.empty()) {
+      replaced_[own->id] = std::move(whole);
+    } else {
+      own->result = std::move(whole);
+    }
+  }
+}
+
+void BenchRun::take_settings(const BenchJson& old) {
+  for (const BenchJson& kept : old.at("rows")) {
+    const bool ours = std::any_of(rows_.begin(), rows_.end(), [&](const BenchRow& row) {
+      return row.id == kept.at("id").get<std::string>();
+    });
+    if (!ours || !is_measured(kept)) continue;
+    const BenchJson with = settings_of(kept, old);
+    if (settings_.rounds == 0) settings_.rounds = with.value("rounds", std::int64_t{0});
+    if (settings_.steps == 0) settings_.steps = with.value("steps", std::int64_t{0});
+    return;
   }
 }
 
@@ -96,6 +127,7 @@ double BenchRun::time_left() const {
 }
 
 bool BenchRun::wanted(const BenchRow& row) const {
+  if (given_up_.contains(row.id)) return false;
   const std::string status = row.result.at("status");
   const auto rounds = static_cast<std::size_t>(settings_.rounds > 0 ? settings_.rounds : 1);
   return status == "not_run" || (status == "measured" && rounds_of(row.result) < rounds);
@@ -113,6 +145,12 @@ void BenchRun::note(const std::string& line) const {
   fmt::print(stderr, "tessera: {}\n", line);
 }
 
+void BenchRun::give_up(BenchRow& row, const std::string& status, const std::string& reason,
+                       int code) {
+  given_up_.insert(row.id);
+  set_failed(row, status, reason, code);
+}
+
 void BenchRun::plan_row(BenchRow& row) {
   const PlanWorld world = bench_world(row);
   Recipe recipe = row.recipe;
@@ -120,17 +158,26 @@ void BenchRun::plan_row(BenchRow& row) {
   if (!recipe.sharding.group_size) recipe.sharding.group_size = row.world_size;
   const StrategyPlan planned = plan_strategy(recipe, world, recipe.sharding.sharding_strategy);
   if (!planned.plan) {
-    set_failed(row, "refused", planned.refused, static_cast<int>(ErrorCode::configuration));
+    give_up(row, "refused", planned.refused, static_cast<int>(ErrorCode::configuration));
     return;
   }
   const std::uint64_t total = planned.plan->total();
   row.result["memory"]["planned"] = total;
   const std::uint64_t memory = memory_of_a_rank(settings_, world);
   if (total <= memory) return;
-  set_failed(row, "does_not_fit",
-             fmt::format("a rank would take {}, and there are {}; tessera plan says what would fit",
-                         bytes_text(total), bytes_text(memory)),
-             static_cast<int>(ErrorCode::out_of_memory));
+  give_up(row, "does_not_fit",
+          fmt::format("a rank would take {}, and there are {}; tessera plan says what would fit",
+                      bytes_text(total), bytes_text(memory)),
+          static_cast<int>(ErrorCode::out_of_memory));
+}
+
+// The end of the comparison tries again, and says it then.
+void BenchRun::keep() {
+  try {
+    file_.keep(report());
+  } catch (const Error& error) {
+    if (!std::exchange(unkept_, true)) note(fmt::format("{}; measuring goes on", error.what()));
+  }
 }
 
 void BenchRun::plan_memory() {
@@ -151,8 +198,7 @@ void BenchRun::check_peers_run() {
     if (reason.empty()) continue;
     note(reason);
     for (BenchRow& row : rows_) {
-      if (of_peer(row))
-        set_failed(row, "refused", reason, static_cast<int>(ErrorCode::configuration));
+      if (of_peer(row)) give_up(row, "refused", reason, static_cast<int>(ErrorCode::configuration));
     }
   }
 }
@@ -196,9 +242,9 @@ std::string BenchRun::compare_losses(const BenchRow& row, const RowRound& round)
 
 void BenchRun::settle(BenchRow& row, const RowRound& round) {
   if (round.status == "measured" || round.status == "not_run") return;
-  set_failed(row, round.status, round.reason, round.exit_code);
+  give_up(row, round.status, round.reason, round.exit_code);
   note(fmt::format("{}: {}: {}", row.name, round.status, round.reason));
-  file_.keep(report());
+  keep();
 }
 
 void BenchRun::pilot() {
@@ -210,7 +256,7 @@ void BenchRun::pilot() {
     if (row->peer) {
       const std::string differ = compare_losses(*row, round);
       if (!differ.empty()) {
-        set_failed(*row, "failed", differ, static_cast<int>(ErrorCode::runtime));
+        give_up(*row, "failed", differ, static_cast<int>(ErrorCode::runtime));
         note(fmt::format("{}: {}", row->name, differ));
         continue;
       }
@@ -240,7 +286,8 @@ void BenchRun::choose_steps(const std::vector<BenchRow*>& rows) {
   const double left = std::min(settings_.budget - passed(), time_left());
   const auto steps_for = [&](std::int64_t rounds) {
     const double each = (left / static_cast<double>(rounds) - fixed) / std::max(step, 1e-9);
-    return static_cast<std::int64_t>(std::floor(std::clamp(each, 0.0, double{most_steps})));
+    return static_cast<std::int64_t>(std::floor(
+        std::clamp(each, 0.0, static_cast<double>(std::max(most_steps, settings_.steps)))));
   };
   const bool chosen_rounds = settings_.rounds > 0;
   if (!chosen_rounds) settings_.rounds = usual_rounds;
@@ -261,8 +308,8 @@ void BenchRun::choose_steps(const std::vector<BenchRow*>& rows) {
 
 std::string BenchRun::products_key(const BenchRow& row) const {
   const bool gpu = bench_world(row).device == DeviceType::cuda;
-  return fmt::format("{} {} {} {} {}", row.world_size, row.precision, gpu,
-                     batch_size_per_rank(row.recipe, row.world_size),
+  return fmt::format("{} {} {} {} {} {}", fmt::ptr(row.work.get()), row.world_size, row.precision,
+                     gpu, batch_size_per_rank(row.recipe, row.world_size),
                      row.recipe.train.gradient_accumulation_steps);
 }
 
@@ -270,7 +317,7 @@ void BenchRun::time_products_of(const BenchRow& row) {
   const std::int64_t samples = batch_size_per_rank(row.recipe, row.world_size);
   const auto found = estimates_.find(row.id);
   const double tokens = found == estimates_.end() ? 0 : found->second.tokens;
-  const std::vector<StepProduct> products = work_.step_products(
+  const std::vector<StepProduct> products = row.work->step_products(
       samples, tokens * static_cast<double>(samples), row.recipe.train.gradient_accumulation_steps);
   if (tokens <= 0 || products.empty()) return;
   const bool gpu = bench_world(row).device == DeviceType::cuda;
@@ -281,7 +328,7 @@ void BenchRun::time_products_of(const BenchRow& row) {
   }
   {
     std::ofstream stream(file, std::ios::binary);
-    stream << products_job(products, row.precision, gpu ? "cuda" : "cpu", 0.5).dump();
+    stream << json_text(products_job(products, row.precision, gpu ? "cuda" : "cpu", 0.5));
     TESSERA_CHECK(stream.flush().good(), ErrorCode::runtime, "{} cannot be written", file);
   }
   const std::string program = runner_.program.string();
@@ -294,7 +341,11 @@ void BenchRun::time_products_of(const BenchRow& row) {
     note(fmt::format("products of {}: could not be timed: {}", row.name, end.error));
     return;
   }
-  times.push_back(read_product_times(file, row.world_size));
+  try {
+    times.push_back(read_product_times(file, row.world_size));
+  } catch (const std::exception& error) {
+    note(fmt::format("products of {}: could not be timed: {}", row.name, error.what()));
+  }
 }
 
 void BenchRun::take_products(BenchRow& row) const {
@@ -339,14 +390,25 @@ void BenchRun::measure() {
       if (one.status != "measured") continue;
       nothing_measured_ = false;
       add_round(row->result, one);
+      row->result["settings"] = {
+          {"steps", settings_.steps}, {"warmup", settings_.warmup}, {"rounds", settings_.rounds}};
       note(fmt::format("round {} of {}: {}: {:.4g} samples/s", round, settings_.rounds, row->name,
                        one.samples_per_s));
+      keep();
       if (!row->peer && products.insert(products_key(*row)).second) time_products_of(*row);
       take_products(*row);
-      file_.keep(report());
+      keep();
     }
   }
   if (time_left() <= 0) mark_not_run();
+}
+
+BenchJson BenchRun::shown(const BenchRow& row) const {
+  const auto old = replaced_.find(row.id);
+  if (old == replaced_.end() || rounds_of(row.result) > 0) return row.result;
+  BenchJson kept = old->second;
+  for (const char* name : {"reason", "exit_code"}) kept[name] = row.result.at(name);
+  return kept;
 }
 
 const BenchJson& BenchRun::report() {
@@ -363,13 +425,13 @@ const BenchJson& BenchRun::report() {
         {"threads_per_rank", runner_.threads_per_rank},
         {"fill_cores", grid_.fill_cores}};
   report_["rows"] = BenchJson::array();
-  for (const BenchRow& row : rows_) report_["rows"].push_back(row.result);
+  for (const BenchRow& row : rows_) report_["rows"].push_back(shown(row));
   for (const BenchJson& row : other_rows_) report_["rows"].push_back(row);
   for (const BenchJson& row : report_["rows"]) {
     if (row["products"].is_object())
       report_["machine"]["matrix_products"] = row["products"].value("kernel", "");
   }
-  derive(report_, work_);
+  derive(report_, rows_.size());
   return report_;
 }
 

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -31,11 +32,12 @@ struct BenchSettings {
 class BenchRun {
  public:
   BenchRun(const BenchGrid& grid, const BenchSettings& settings, std::vector<BenchRow> rows,
-           const ModelWork& work, RowRunner runner, BenchFile& file, std::string command);
+           RowRunner runner, BenchFile& file, std::string command);
 
-  // Rows that are measured in `old` with their rounds are not measured again; other rows of it stay
-  // behind ours.
-  void take_over(const BenchJson& old);
+  // Rows that are measured in `old` with their rounds, steps and warm-up are not measured again, or
+  // with `again` all are; until a row's first round is there, it is the old one. Where steps and
+  // rounds are not given, they are those of our rows in it. Other rows of it stay behind ours.
+  void take_over(const BenchJson& old, bool again);
   // Measures what is not measured. Throws Stopped; what was measured is then in the file.
   void measure();
   // Whole, with what rows say of each other.
@@ -62,17 +64,24 @@ class BenchRun {
   void time_products_of(const BenchRow& row);
   void take_products(BenchRow& row) const;
   void mark_not_run();
+  void keep();
+  // It has no further turn; what was measured of it stays.
+  void give_up(BenchRow& row, const std::string& status, const std::string& reason, int code);
+  void take_settings(const BenchJson& old);
+  // As it stands in the report.
+  [[nodiscard]] BenchJson shown(const BenchRow& row) const;
   void note(const std::string& line) const;
 
   const BenchGrid& grid_;
   BenchSettings settings_;
   std::vector<BenchRow> rows_;
-  const ModelWork& work_;
   RowRunner runner_;
   BenchFile& file_;
   BenchJson report_;
   BenchJson other_rows_ = BenchJson::array();
-  BenchJson old_settings_;  // of the report that is gone on with
+  BenchJson old_settings_;                     // of the report that is gone on with
+  std::map<std::string, BenchJson> replaced_;  // rows of it that are measured anew, by id
+  std::set<std::string> given_up_;             // ids
   Clock::time_point begin_ = Clock::now();
   // Of the pilot: a row's seconds outside of steps, in a step, its tokens a sample.
   struct Estimate {
@@ -80,6 +89,7 @@ class BenchRun {
   };
   std::map<std::string, Estimate> estimates_;
   std::map<std::string, std::vector<ProductTimes>> products_;
+  bool unkept_ = false;           // the file could not be written on the way
   bool nothing_measured_ = true;  // all rows are kept ones
 };
 

@@ -58,6 +58,7 @@ TEST(BenchInput, WordsThatAreNone) {
   refused({"--peer", "jax"}, 2, "there are pytorch, sentence-transformers, deepspeed");
   refused({"--peer", "pytorch", "--peer-modes", "fsdp3"}, 2, "did you mean fsdp");
   refused({"--peer", "pytorch", "--peer-scripts", folder.path("none")}, 3, "does not exist");
+  refused({"--peer", "pytorch", "--fill-cores"}, 2, "leave out --peer");
   refused({"--json", folder.path("no/such/place.json")}, 3, "cannot be written");
   refused({"--html", folder.path("no/such/place.html")}, 3, "cannot be written");
   refused({"--compare", folder.path("old.json")}, 3, "does not exist");
@@ -94,6 +95,44 @@ TEST(BenchInput, FilesThatAreSomethingElse) {
                                 R"(", "machine": {"processor": "6502"}, "rows": []})");
   expect_bench_refused(run_bench(folder, {"--json", folder.path("away.json")}), 3,
                        "was measured where processor is \"6502\"");
+}
+
+// Every member that is read has a kind.
+TEST(BenchInput, DamagedFilesAreSaidToBe) {
+  const TrainingFolder folder;
+  const std::string file = folder.path("old.json");
+  const Compared done = compared(folder, {"--strategies", "none", "--world-sizes", "1"});
+  ASSERT_EQ(done.ended.code, 0) << done.ended.err;
+  const auto damaged = [&](const char* place, const nlohmann::json& value) {
+    SCOPED_TRACE(place);
+    nlohmann::json report = done.report;
+    report[nlohmann::json::json_pointer(place)] = value;
+    folder.write("old.json", report.dump());
+    for (const char* option : {"--json", "--compare"}) {
+      expect_bench_refused(run_bench(folder, {option, file}), 3, "is damaged: ");
+    }
+  };
+  damaged("/recipe", 1);
+  damaged("/machine", "here");
+  damaged("/settings/steps", "many");
+  damaged("/rows/0/samples_per_s", nullptr);
+  damaged("/rows/0/samples_per_s/median", "fast");
+  damaged("/rows/0/samples_per_s/rounds", nlohmann::json::array({"fast"}));
+  damaged("/rows/0/step_s", 3);
+  damaged("/rows/0/world_size", -1);
+  damaged("/rows/0/axes", nlohmann::json::array({1}));
+  damaged("/rows/0/memory/planned", 1e300);
+  damaged("/rows/0/bytes_moved", nlohmann::json::array({1}));
+  damaged("/rows/0/products", {{"step_s", 1}});
+  damaged("/rows/0/peer", {{"name", 1}});
+  damaged("/rows/0/exit_code", "none");
+  // What is absent is unknown.
+  nlohmann::json report = done.report;
+  for (const char* name : {"products", "memory", "peer", "variant", "launcher"})
+    report["rows"][0].erase(name);
+  report["rows"][0]["id"] = "another";
+  folder.write("bench.json", report.dump());
+  EXPECT_EQ(compared(folder, {"--strategies", "none", "--world-sizes", "1"}).ended.code, 0);
 }
 
 // A world that the group does not divide is a row beside those that can be, and alone an error.
@@ -134,6 +173,54 @@ TEST(BenchRows, WhatFailsSaysWhy) {
     expect_not_measured(row, "failed", "missing.txt");
     EXPECT_EQ(row["exit_code"], 4);
   }
+}
+
+// Names of files may have any bytes.
+TEST(BenchRows, BytesThatAreNoTextAreReplaced) {
+  const TrainingFolder folder;
+  const Compared done = compared(
+      folder, {"--strategies", "none", "--world-sizes", "1", "--html", folder.path("page.html")},
+      {{"data.train", folder.path("missing\xff.txt")}});
+  EXPECT_EQ(done.ended.code, 4) << done.ended.err;
+  expect_not_measured(done.report["rows"][0], "failed", "missing");
+  EXPECT_TRUE(std::filesystem::exists(folder.path("page.html")));
+}
+
+// The processes whose command line has this text.
+std::vector<pid_t> pids_with(const std::string& text) {
+  std::vector<pid_t> pids;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    const std::string name = entry.path().filename();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    if (read_text(entry.path() / "cmdline").find(text) != std::string::npos)
+      pids.push_back(std::stoi(name));
+  }
+  return pids;
+}
+
+TEST(BenchRows, ACopyThatEndsEarlyFailsItsRow) {
+  const TrainingFolder folder;
+  std::vector<std::string> options = {
+      "--strategies", "none",    "--world-sizes", "2", "--fill-cores",
+      "--steps",      "1000000", "--rounds",      "1"};
+  options.insert(options.end(), {"--set", "train.seed=" + std::to_string(::getpid())});
+  Program program(testing::bench_arguments(folder, options), {{"OMP_NUM_THREADS", "1"}});
+  ASSERT_TRUE(within_a_minute([&] {
+    return program.err().find("pilot: none") != std::string::npos;
+  })) << program.err();
+  const std::string mark = folder.path("text.txt");
+  ASSERT_TRUE(within_a_minute([&] {
+    for (const pid_t pid : pids_with("train.steps=1000000000")) {
+      if (read_text("/proc/" + std::to_string(pid) + "/cmdline").find(mark) == std::string::npos)
+        continue;
+      return ::kill(pid, SIGKILL) == 0;
+    }
+    return false;
+  }));
+  EXPECT_EQ(program.wait(), 128 + SIGKILL) << program.err();
+  EXPECT_NE(program.err().find("a copy beside it was killed by signal 9"), std::string::npos)
+      << program.err();
+  EXPECT_TRUE(eventually([&] { return processes_with(mark) == 0; }));
 }
 
 TEST(BenchRows, ARowThatTakesTooLongIsKilled) {
@@ -182,6 +269,36 @@ TEST(BenchSignals, NothingIsLeftBehindAndTheFileGoesOn) {
   }
 }
 
+// Steps and rounds that were not given are those of the file.
+TEST(BenchSignals, TheSameCommandGoesOn) {
+  const TrainingFolder folder;
+  const std::vector<std::string> options = {
+      "--strategies", "none,NO_SHARD",          "--world-sizes", "2", "--warmup", "1",
+      "--json",       folder.path("bench.json")};
+  Program program(testing::bench_arguments(folder, options), {{"OMP_NUM_THREADS", "1"}});
+  ASSERT_TRUE(within_a_minute([&] {
+    return program.err().find("round 2 of 3: none") != std::string::npos;
+  })) << program.err();
+  program.signal(SIGINT);
+  EXPECT_EQ(program.wait(), 128 + SIGINT) << program.err();
+  const auto steps_of = [&] {
+    const auto report = nlohmann::json::parse(read_text(folder.path("bench.json")));
+    for (const nlohmann::json& row : report["rows"]) {
+      EXPECT_LE(row["samples_per_s"]["rounds"].size(), 3u);
+    }
+    return report["settings"]["steps"].get<int>();
+  };
+  const int steps = steps_of();
+  const Ended ended = run_bench(folder, options);
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_EQ(steps_of(), steps);
+  const auto report = nlohmann::json::parse(read_text(folder.path("bench.json")));
+  EXPECT_EQ(report["settings"]["rounds"], 3);
+  for (const nlohmann::json& row : report["rows"]) {
+    EXPECT_EQ(row["samples_per_s"]["rounds"].size(), 3u) << row;
+  }
+}
+
 // A killed comparison's programs end as well.
 TEST(BenchSignals, DeathLeavesNothingBehind) {
   const TrainingFolder folder;
@@ -192,6 +309,26 @@ TEST(BenchSignals, DeathLeavesNothingBehind) {
   program.signal(SIGKILL);
   EXPECT_EQ(program.wait(), 128 + SIGKILL);
   EXPECT_TRUE(eventually([&] { return processes_with(folder.path("text.txt")) == 0; }));
+}
+
+// What cannot be written on the way ends nothing; at the end it is said, behind the table.
+TEST(BenchOutput, AFileThatIsLostOnTheWayEndsNothing) {
+  const TrainingFolder folder;
+  std::filesystem::create_directory(folder.path("gone"));
+  Program program(testing::bench_arguments(
+                      folder, {"--strategies", "none,NO_SHARD", "--world-sizes", "2", "--steps",
+                               "2", "--rounds", "2", "--json", folder.path("gone/bench.json"),
+                               "--html", folder.path("page.html")}),
+                  {{"OMP_NUM_THREADS", "1"}});
+  ASSERT_TRUE(within_a_minute([&] {
+    return program.err().find("pilot: none") != std::string::npos;
+  })) << program.err();
+  std::filesystem::remove_all(folder.path("gone"));
+  EXPECT_EQ(program.wait(std::chrono::minutes(1)), 3) << program.err();
+  EXPECT_NE(program.err().find("measuring goes on"), std::string::npos) << program.err();
+  EXPECT_NE(program.err().find("round 2 of 2: NO_SHARD"), std::string::npos) << program.err();
+  EXPECT_NE(program.out().find("NO_SHARD, 2 ranks "), std::string::npos) << program.out();
+  EXPECT_TRUE(std::filesystem::exists(folder.path("page.html")));
 }
 
 TEST(BenchOutput, AFullDiskIsSaid) {

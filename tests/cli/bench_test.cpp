@@ -23,6 +23,11 @@ TEST(Bench, RowsHaveLauncherRatesMemoryAndRatios) {
   ASSERT_EQ(done.ended.code, 0) << done.ended.err;
   const nlohmann::json& report = done.report;
   EXPECT_EQ(report["format"], "tessera-bench");
+  const std::string command = report["command"];
+  for (const char* option : {" --strategies none,dp,FULL_SHARD", " --threads-per-rank 1",
+                             " --steps 2", " --rounds 1", " --warmup 1"}) {
+    EXPECT_NE(command.find(option), std::string::npos) << command;
+  }
   EXPECT_EQ(report["model"]["architecture"], "gpt2");
   ASSERT_EQ(report["rows"].size(), 3u);  // one rank is `none` alone
   const std::map<std::string, std::string> launchers = {
@@ -35,7 +40,9 @@ TEST(Bench, RowsHaveLauncherRatesMemoryAndRatios) {
     EXPECT_EQ(row["status"], "measured") << row;
     EXPECT_EQ(row["launcher"], launcher);
     const double rate = median(row, "samples_per_s");
-    EXPECT_NEAR(rate * median(row, "step_s"), 2 * row["world_size"].get<double>(), 0.05 * rate);
+    // Medians of different steps: where steps vary, by as much.
+    const double batch = 2 * row["world_size"].get<double>();
+    EXPECT_NEAR(rate * median(row, "step_s"), batch, 0.2 * batch);
     EXPECT_NEAR(median(row, "tokens_per_s"), 64 * rate, 0.01 * 64 * rate);
     EXPECT_NEAR(row["speedup"].get<double>(), rate / median(one, "samples_per_s"), 1e-9);
     EXPECT_NEAR(row["efficiency"].get<double>(),
@@ -99,7 +106,7 @@ TEST(Bench, EveryListedAxisReachesItsKey) {
   ASSERT_EQ(done.report["rows"].size(), 1u);
   const nlohmann::json row = done.report["rows"][0];
   EXPECT_EQ(row["batch_size"], 4);
-  EXPECT_NEAR(median(row, "samples_per_s") * median(row, "step_s"), 8, 0.5);
+  EXPECT_NEAR(median(row, "samples_per_s") * median(row, "step_s"), 8, 2);
   EXPECT_EQ(row["axes"]["sharding.backward_prefetch"], "NO_PREFETCH");
   EXPECT_EQ(row["axes"]["sharding.activation_checkpointing"], "selective");
 }
@@ -149,6 +156,61 @@ TEST(Bench, WhatIsMeasuredIsKept) {
   ASSERT_EQ(fourth.ended.code, 0) << fourth.ended.err;
   EXPECT_EQ(row_of(fourth.report, name)["samples_per_s"]["rounds"].size(), 1u);
   EXPECT_NE(row_of(fourth.report, name)["samples_per_s"]["rounds"][0], rounds[0]);
+}
+
+// A failure later leaves what was measured, and says so; rows that are not asked for stay.
+TEST(Bench, FailuresLeaveWhatWasMeasured) {
+  const TrainingFolder folder;
+  const std::vector<std::string> both = {"--strategies", "none,NO_SHARD", "--world-sizes", "2"};
+  const Compared first = compared(folder, both);
+  ASSERT_EQ(first.ended.code, 0) << first.ended.err;
+  const Compared failed = compared(folder, {"--strategies", "none", "--world-sizes", "2", "--again",
+                                            "--device-memory", "100kB"});
+  EXPECT_EQ(failed.ended.code, 6) << failed.ended.err;
+  ASSERT_EQ(failed.report["rows"].size(), 2u);
+  for (const char* name : {"none, 1 rank, fp32", "NO_SHARD, 2 ranks, fp32"}) {
+    EXPECT_EQ(row_of(failed.report, name)["samples_per_s"],
+              row_of(first.report, name)["samples_per_s"]);
+  }
+  const nlohmann::json row = row_of(failed.report, "none, 1 rank, fp32");
+  EXPECT_NE(row["reason"].get<std::string>().find("a rank would take"), std::string::npos);
+  EXPECT_NE(failed.ended.out.find("failed later"), std::string::npos) << failed.ended.out;
+  const Compared kept = compared(folder, both);
+  EXPECT_EQ(kept.ended.code, 0) << kept.ended.err;
+  EXPECT_EQ(kept.ended.err, "");
+  // Of a kept row that is not asked for nothing is judged, and other steps are measured anew.
+  const Compared other = compared(
+      folder, {"--strategies", "none", "--world-sizes", "2", "--steps", "3", "--warmup", "2"});
+  EXPECT_NE(other.ended.err.find("round 1 of 1: none"), std::string::npos) << other.ended.err;
+  EXPECT_EQ(row_of(other.report, "none, 1 rank, fp32")["samples_per_s"]["rounds"].size(), 1u);
+}
+
+// Rows of other settings stay in the file as they were, and are nobody's baseline.
+TEST(Bench, RowsOfOtherSettingsAreNoBaseline) {
+  const TrainingFolder folder;
+  const Compared first =
+      compared(folder, {"--strategies", "none", "--world-sizes", "1"}, {{"data.batch_size", "4"}});
+  ASSERT_EQ(first.ended.code, 0) << first.ended.err;
+  const Compared second = compared(folder, {"--strategies", "NO_SHARD", "--world-sizes", "2"},
+                                   {{"data.batch_size", "8"}});
+  ASSERT_EQ(second.ended.code, 0) << second.ended.err;
+  ASSERT_EQ(second.report["rows"].size(), 2u);
+  EXPECT_TRUE(row_of(second.report, "NO_SHARD, 2 ranks, fp32")["speedup"].is_null());
+  EXPECT_EQ(second.report["rows"][1], first.report["rows"][0]);
+}
+
+// One model is refused, and the others have their own work.
+TEST(Bench, EachModelHasItsOwnWork) {
+  const TrainingFolder folder;
+  const Compared done = compared(
+      folder, {"--strategies", "none", "--world-sizes", "1", "--axis", "model.n_embd=63,64,128"});
+  EXPECT_EQ(done.ended.code, 3) << done.ended.err;
+  ASSERT_EQ(done.report["rows"].size(), 3u);
+  EXPECT_EQ(done.report["rows"][0]["status"], "refused");
+  const nlohmann::json &narrow = done.report["rows"][1], &wide = done.report["rows"][2];
+  EXPECT_GT(wide["model"]["flops_per_sample"].get<double>(),
+            2 * narrow["model"]["flops_per_sample"].get<double>());
+  EXPECT_GT(wide["products"]["flops"].get<double>(), 2 * narrow["products"]["flops"].get<double>());
 }
 
 // Other measurements than those without.
