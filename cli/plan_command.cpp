@@ -88,28 +88,7 @@ struct PlanCommand {
                   sweep.empty() ? "--strategy none or dp" : "--sweep");
     std::optional<std::uint64_t> memory = memory_bytes();
     if (!memory && cluster) memory = cluster->memory;
-    const Recipe recipe = read_recipe(cluster, {});
-    check_group(recipe);
-    validate(recipe, world_size);
-    JsonFile output(json);
-    PlanReport report{.recipe = recipe,
-                      .world = planned_world(recipe, world_size),
-                      .device_memory = memory,
-                      .plans = {},
-                      .advice = {},
-                      .least = {}};
-    report.world.timed = cluster.has_value();
-    make_plans(asked.sharded, report);
-    fmt::print("{}", plan_text(report));
-    nlohmann::ordered_json result = plan_json(report);
-    if (cluster) {
-      const std::vector<TimedRow> rows = timed_rows(report, *cluster, asked);
-      fmt::print("{}", time_text(rows, *cluster, memory));
-      add_time_json(result, rows, *cluster, memory);
-    }
-    output.write(result);
-    if (!html.empty()) write_html_report(result, html);
-    return something_fits(report) ? 0 : static_cast<int>(ErrorCode::out_of_memory);
+    return sweep.empty() ? plan_one(asked, cluster, memory) : plan_sweep(asked, *cluster, memory);
   }
 
  private:
@@ -129,6 +108,63 @@ struct PlanCommand {
     return 0;
   }
 
+  [[nodiscard]] int plan_one(const AskedStrategies& asked, const std::optional<Cluster>& cluster,
+                             std::optional<std::uint64_t> memory) const {
+    const Recipe recipe = read_recipe(cluster, {});
+    check_group(recipe);
+    validate(recipe, world_size);
+    JsonFile output(json);
+    PlanReport report{.recipe = recipe,
+                      .world = planned_world(recipe, world_size),
+                      .device_memory = memory,
+                      .plans = {},
+                      .advice = {},
+                      .least = {}};
+    report.world.timed = cluster.has_value();
+    make_plans(asked.sharded, report);
+    fmt::print("{}", plan_text(report));
+    nlohmann::ordered_json result = plan_json(report);
+    if (cluster) {
+      std::vector<TimedRow> rows;
+      add_baselines(asked, report.world, recipe, *cluster, rows);
+      for (const StrategyPlan& plan : report.plans) {
+        rows.push_back(timed_row(plan, report.world, recipe, *cluster));
+      }
+      fmt::print("{}", time_text(rows, *cluster, memory));
+      add_time_json(result, rows, *cluster, memory);
+    }
+    output.write(result);
+    if (!html.empty()) write_html_report(result, html);
+    return something_fits(report) ? 0 : static_cast<int>(ErrorCode::out_of_memory);
+  }
+
+  // Every combination by itself: the recipe and the world as they are without one need not be
+  // possible. What is said of a world as a whole is the first combination's.
+  [[nodiscard]] int plan_sweep(const AskedStrategies& asked, const Cluster& cluster,
+                               std::optional<std::uint64_t> memory) const {
+    const std::vector<SweepPoint> points = sweep_points(sweep, world_size);
+    const Recipe first = read_recipe(cluster, points.front().settings);
+    JsonFile output(json);
+    const PlanReport report{.recipe = first,
+                            .world = planned_world(first, points.front().world_size),
+                            .device_memory = memory,
+                            .plans = {},
+                            .advice = {},
+                            .least = {}};
+    const std::vector<TimedRow> rows = swept_rows(points, cluster, asked);
+    // What stands alone is an error; in a comparison it is a row.
+    const bool any = std::any_of(rows.begin(), rows.end(),
+                                 [](const TimedRow& timed) { return timed.row.plan.has_value(); });
+    if (!any) fail(ErrorCode::configuration, "{}", rows.front().row.refused);
+    fmt::print("{}: {} combinations", first.source, points.size());
+    fmt::print("{}", time_text(rows, cluster, memory));
+    nlohmann::ordered_json result = plan_json(report);
+    add_time_json(result, rows, cluster, memory);
+    output.write(result);
+    if (!html.empty()) write_html_report(result, html);
+    return any_row_fits(rows, memory) ? 0 : static_cast<int>(ErrorCode::out_of_memory);
+  }
+
   [[nodiscard]] Recipe read_recipe(const std::optional<Cluster>& cluster,
                                    const std::vector<std::string>& more) const {
     std::vector<std::string> settings = overrides;
@@ -146,18 +182,11 @@ struct PlanCommand {
     return recipe;
   }
 
-  // Those of the report, or of every combination that is swept over.
-  [[nodiscard]] std::vector<TimedRow> timed_rows(const PlanReport& report, const Cluster& cluster,
+  [[nodiscard]] std::vector<TimedRow> swept_rows(const std::vector<SweepPoint>& points,
+                                                 const Cluster& cluster,
                                                  const AskedStrategies& asked) const {
     std::vector<TimedRow> rows;
-    if (sweep.empty()) {
-      add_baselines(asked, report.world, report.recipe, cluster, rows);
-      for (const StrategyPlan& plan : report.plans) {
-        rows.push_back(timed_row(plan, report.world, report.recipe, cluster));
-      }
-      return rows;
-    }
-    for (const SweepPoint& point : sweep_points(sweep, world_size)) {
+    for (const SweepPoint& point : points) {
       const Recipe recipe = read_recipe(cluster, point.settings);
       const bool own =
           point.strategies.none || point.strategies.dp || !point.strategies.sharded.empty();
