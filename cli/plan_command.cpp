@@ -1,8 +1,10 @@
 // `tessera plan`: what a rank of a world would hold and move, without the world.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -10,6 +12,7 @@
 #include <utility>
 
 #include "cli/accelerate_config.h"
+#include "cli/bench_file.h"
 #include "cli/bytes_text.h"
 #include "cli/cluster_calibrate.h"
 #include "cli/cluster_file.h"
@@ -50,15 +53,30 @@ class JsonFile {
   std::ofstream stream_;
 };
 
-// Opened before the work as well; written as text.
+// Whole or not at all; what is no file of the disk (a pipe, a device) gets the text as it is.
 void write_cluster(const std::string& file, const Cluster& cluster) {
-  std::ofstream stream(file, std::ios::binary);
-  stream << cluster_text(cluster,
-                         {"Measured by tessera plan --calibrate with nothing else running; "
-                          "docs/cluster.md describes the keys."});
+  const std::string text =
+      cluster_text(cluster, {"Measured by tessera plan --calibrate with nothing else running; "
+                             "docs/cluster.md describes the keys."});
+  std::filesystem::path target = file;
+  if (std::filesystem::is_symlink(target)) target = std::filesystem::weakly_canonical(target);
+  const bool replaced =
+      !std::filesystem::exists(target) || std::filesystem::is_regular_file(target);
+  std::filesystem::path written = target;
+  if (replaced) written += fmt::format(".partial-{}", ::getpid());
+  const auto check = [&](bool good, const char* call) {
+    if (good) return;
+    const std::string why = describe_errno(call, errno);
+    std::error_code ignored;
+    if (replaced) std::filesystem::remove(written, ignored);
+    fail(ErrorCode::runtime, "--calibrate {}: {}", file, why);
+  };
+  std::ofstream stream(written, std::ios::binary);
+  check(stream.is_open(), "open");
+  stream << text;
   stream.close();
-  TESSERA_CHECK(stream.good(), ErrorCode::runtime, "--calibrate {}: {}", file,
-                describe_errno("write", errno));
+  check(stream.good(), "write");
+  if (replaced) check(::rename(written.c_str(), target.c_str()) == 0, "rename");
 }
 
 struct PlanCommand {
@@ -98,6 +116,7 @@ struct PlanCommand {
     const std::filesystem::path folder = std::filesystem::absolute(calibrate_file).parent_path();
     TESSERA_CHECK(std::filesystem::is_directory(folder), ErrorCode::configuration,
                   "--calibrate {}: the folder {} does not exist", calibrate_file, folder.string());
+    check_writable("--calibrate", calibrate_file);
     const Cluster cluster = calibrate({.folder = folder, .progress = [](const std::string& what) {
                                          fmt::print(stderr, "measuring: {}\n", what);
                                        }});
