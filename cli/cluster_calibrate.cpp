@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <barrier>
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -14,6 +15,7 @@
 #include <fstream>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <tuple>
 
@@ -35,6 +37,7 @@ double seconds_since(CalibrationClock::time_point begin) {
 
 constexpr int warm_up_steps = 2;
 constexpr std::size_t large_bytes = std::size_t{64} << 20;
+constexpr int disk_blocks = 5;
 
 // Sizes around those of models that CPUs train.
 struct Reference {
@@ -163,8 +166,11 @@ Training time_side_by_side(const Recipe& recipe, int ranks, int steps) {
         all.kernels = mine.kernels;
       });
     } catch (...) {
-      const std::lock_guard lock(mutex);
-      failure = std::current_exception();
+      {
+        const std::lock_guard lock(mutex);
+        failure = std::current_exception();
+      }
+      start.arrive_and_drop();  // the others need not wait for this one
     }
   };
   std::vector<std::thread> threads;
@@ -236,34 +242,47 @@ struct DiskRates {
   double read, write;
 };
 
-// Past the page cache where the file system can.
-DiskRates disk_rates(const std::filesystem::path& folder) {
+// Past the page cache, several blocks of the file; none where the file system has no such way.
+std::optional<DiskRates> disk_rates(const std::filesystem::path& folder) {
   std::string name = (folder / "tessera-XXXXXX").string();
   const comm::FileDescriptor file(::mkostemp(name.data(), O_CLOEXEC));
   TESSERA_CHECK(file.get() != -1, ErrorCode::configuration, "--calibrate: {} cannot be written: {}",
                 folder.string(), describe_errno("mkostemp", errno));
   ::unlink(name.c_str());
-  (void)::fcntl(file.get(), F_SETFL, O_DIRECT);  // else through the cache
+  if (::fcntl(file.get(), F_SETFL, O_DIRECT) == -1) return std::nullopt;
   struct Free {
     void operator()(void* block) const { std::free(block); }
   };
   const std::unique_ptr<void, Free> block(std::aligned_alloc(4096, large_bytes));
   TESSERA_CHECK(block != nullptr, ErrorCode::out_of_memory, "no memory for a block of the disk");
   std::memset(block.get(), 1, large_bytes);
+  bool direct = true;
+  // The median over the blocks, of what `transfer` says it has moved at an offset.
   const auto timed = [&](auto&& transfer) {
-    const auto begin = CalibrationClock::now();
-    TESSERA_CHECK(transfer() == static_cast<ssize_t>(large_bytes), ErrorCode::runtime,
-                  "--calibrate: a transfer in {} ended early: {}", folder.string(),
-                  describe_errno("pread or pwrite", errno));
-    return static_cast<double>(large_bytes) / seconds_since(begin);
+    std::vector<double> rates;
+    for (int i = 0; i < disk_blocks && direct; ++i) {
+      const auto begin = CalibrationClock::now();
+      const ssize_t moved = transfer(static_cast<off_t>(large_bytes) * i);
+      if (moved == -1 && errno == EINVAL) {  // refused by the first transfer, not by fcntl
+        direct = false;
+        break;
+      }
+      TESSERA_CHECK(moved == static_cast<ssize_t>(large_bytes), ErrorCode::runtime,
+                    "--calibrate: a transfer in {} ended early: {}", folder.string(),
+                    moved == -1 ? describe_errno("pread or pwrite", errno)
+                                : fmt::format("{} of {} bytes", moved, large_bytes));
+      rates.push_back(static_cast<double>(large_bytes) / seconds_since(begin));
+    }
+    std::sort(rates.begin(), rates.end());
+    return rates.empty() ? 0.0 : rates[rates.size() / 2];
   };
   DiskRates rates{};
-  rates.write = timed([&] {
-    const ssize_t put = ::pwrite(file.get(), block.get(), large_bytes, 0);
-    return ::fdatasync(file.get()) == 0 ? put : -1;
+  rates.write = timed([&](off_t at) {
+    const ssize_t put = ::pwrite(file.get(), block.get(), large_bytes, at);
+    return put == -1 || ::fdatasync(file.get()) == 0 ? put : -1;
   });
-  (void)::posix_fadvise(file.get(), 0, 0, POSIX_FADV_DONTNEED);
-  rates.read = timed([&] { return ::pread(file.get(), block.get(), large_bytes, 0); });
+  rates.read = timed([&](off_t at) { return ::pread(file.get(), block.get(), large_bytes, at); });
+  if (!direct) return std::nullopt;
   return rates;
 }
 
@@ -339,9 +358,15 @@ Cluster calibrate(const CalibrationOptions& options) {
   options.progress("memory, ranks together, disk");
   cluster.memory_rate = copy_rate(cores);
   cluster.inside = link_between(std::max(2, cores));
-  const DiskRates disk = disk_rates(options.folder);
-  cluster.disk_read = disk.read;
-  cluster.disk_write = disk.write;
+  if (const auto disk = disk_rates(options.folder)) {
+    cluster.disk_read = disk->read;
+    cluster.disk_write = disk->write;
+  } else {
+    options.progress(
+        fmt::format("  {} cannot be read past the page cache (O_DIRECT): `disk` is left out; "
+                    "name a file on the disk that offload would use",
+                    options.folder.string()));
+  }
   return cluster;
 }
 

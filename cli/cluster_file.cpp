@@ -25,17 +25,25 @@ constexpr double largest_memory = 1e15;
 constexpr int largest_node = 65'536;
 
 // Behind a rate's number, longest first.
-constexpr std::array<std::string_view, 6> rate_units = {"FLOP/s", "OP/s", "iB/s", "B/s", "iB", "B"};
+using RateUnits = std::vector<std::string_view>;
+const RateUnits& operation_units() {
+  static const RateUnits units = {"FLOP/s", "OP/s"};
+  return units;
+}
+const RateUnits& byte_units() {
+  static const RateUnits units = {"iB/s", "B/s", "iB", "B"};
+  return units;
+}
 
-// "3.35e12", "989 TFLOP/s", "3.35TB/s", "25 GiB/s".
-std::optional<double> parse_rate(std::string_view text) {
+// "3.35e12", "989 TFLOP/s" of operations, "3.35TB/s" and "25 GiB/s" of bytes.
+std::optional<double> parse_rate(std::string_view text, const RateUnits& units) {
   double number = 0;
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc{}) return std::nullopt;
   std::string_view unit = text.substr(static_cast<std::size_t>(stop - text.data()));
   while (unit.starts_with(' ')) unit.remove_prefix(1);
   bool binary = false;
-  for (const std::string_view known : rate_units) {
+  for (const std::string_view known : units) {
     if (!unit.ends_with(known)) continue;
     binary = known.starts_with('i');
     unit.remove_suffix(known.size());
@@ -65,12 +73,20 @@ std::string plain_text(const YamlNode& node) {
   return node.kind == YamlNode::Kind::scalar && !node.quoted ? node.text : std::string();
 }
 
-double read_rate(const YamlNode& node, const std::string& key) {
-  const auto rate = parse_rate(plain_text(node));
+double read_rate(const YamlNode& node, const std::string& key, const RateUnits& units,
+                 std::string_view example) {
+  const auto rate = parse_rate(plain_text(node), units);
   if (!rate || !(*rate > 0) || *rate > largest_rate) {
-    refuse_value(node, key, "a number above 0 and at most 1e18 a second, as 3.35e12 or 3.35 TB/s");
+    refuse_value(node, key,
+                 fmt::format("a number above 0 and at most 1e18 a second, as {}", example));
   }
   return *rate;
+}
+double read_operation_rate(const YamlNode& node, const std::string& key) {
+  return read_rate(node, key, operation_units(), "9.89e14 or 989 TFLOP/s");
+}
+double read_byte_rate(const YamlNode& node, const std::string& key) {
+  return read_rate(node, key, byte_units(), "3.35e12 or 3.35 TB/s");
 }
 
 double read_seconds(const YamlNode& node, const std::string& key) {
@@ -178,7 +194,7 @@ std::vector<ClusterKey> make_keys() {
     add(name, "operations a second", false,
         fmt::format("Matrix products of {}, of a GPU or of a core", dtype.name),
         [name, value = dtype.value](Cluster& cluster, const YamlNode& node) {
-          cluster.matrix_rate[value] = read_rate(node, name);
+          cluster.matrix_rate[value] = read_operation_rate(node, name);
         });
   }
   add("matrix_efficiency", "part", false, "What the best products reach of it",
@@ -195,7 +211,7 @@ std::vector<ClusterKey> make_keys() {
       });
   add("memory_rate", "bytes a second", true, "Read and written, of a GPU or of a core",
       [](Cluster& cluster, const YamlNode& node) {
-        cluster.memory_rate = read_rate(node, "memory_rate");
+        cluster.memory_rate = read_byte_rate(node, "memory_rate");
       });
   add("memory_efficiency", "part", false, "What kernels reach of it",
       [](Cluster& cluster, const YamlNode& node) {
@@ -207,7 +223,7 @@ std::vector<ClusterKey> make_keys() {
       });
   add("inside.rate", "bytes a second", true, "That reach a device from others of its node",
       [](Cluster& cluster, const YamlNode& node) {
-        cluster.inside.rate = read_rate(node, "inside.rate");
+        cluster.inside.rate = read_byte_rate(node, "inside.rate");
       });
   add("inside.latency", "seconds", true, "Of a message there",
       [](Cluster& cluster, const YamlNode& node) {
@@ -215,7 +231,7 @@ std::vector<ClusterKey> make_keys() {
       });
   add("across.rate", "bytes a second", false, "That reach a device from other nodes",
       [](Cluster& cluster, const YamlNode& node) {
-        link_of(cluster.across).rate = read_rate(node, "across.rate");
+        link_of(cluster.across).rate = read_byte_rate(node, "across.rate");
       });
   add("across.latency", "seconds", false, "Of a message there",
       [](Cluster& cluster, const YamlNode& node) {
@@ -223,7 +239,7 @@ std::vector<ClusterKey> make_keys() {
       });
   add("host_link.rate", "bytes a second", false, "Between a GPU and its host, each way",
       [](Cluster& cluster, const YamlNode& node) {
-        link_of(cluster.host_link).rate = read_rate(node, "host_link.rate");
+        link_of(cluster.host_link).rate = read_byte_rate(node, "host_link.rate");
       });
   add("host_link.latency", "seconds", false, "Of a copy there",
       [](Cluster& cluster, const YamlNode& node) {
@@ -231,11 +247,11 @@ std::vector<ClusterKey> make_keys() {
       });
   add("disk.read", "bytes a second", false, "Of a node",
       [](Cluster& cluster, const YamlNode& node) {
-        cluster.disk_read = read_rate(node, "disk.read");
+        cluster.disk_read = read_byte_rate(node, "disk.read");
       });
   add("disk.write", "bytes a second", false, "Of a node",
       [](Cluster& cluster, const YamlNode& node) {
-        cluster.disk_write = read_rate(node, "disk.write");
+        cluster.disk_write = read_byte_rate(node, "disk.write");
       });
   add("measured", "list", false, "Kernels as --calibrate timed them",
       [](Cluster& cluster, const YamlNode& node) {

@@ -1,8 +1,10 @@
 // `tessera plan`: what a rank of a world would hold and move, without the world.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -10,6 +12,7 @@
 #include <utility>
 
 #include "cli/accelerate_config.h"
+#include "cli/bench_file.h"
 #include "cli/bytes_text.h"
 #include "cli/cluster_calibrate.h"
 #include "cli/cluster_file.h"
@@ -50,15 +53,30 @@ class JsonFile {
   std::ofstream stream_;
 };
 
-// Opened before the work as well; written as text.
+// Whole or not at all; what is no file of the disk (a pipe, a device) gets the text as it is.
 void write_cluster(const std::string& file, const Cluster& cluster) {
-  std::ofstream stream(file, std::ios::binary);
-  stream << cluster_text(cluster,
-                         {"Measured by tessera plan --calibrate with nothing else running; "
-                          "docs/cluster.md describes the keys."});
+  const std::string text =
+      cluster_text(cluster, {"Measured by tessera plan --calibrate with nothing else running; "
+                             "docs/cluster.md describes the keys."});
+  std::filesystem::path target = file;
+  if (std::filesystem::is_symlink(target)) target = std::filesystem::weakly_canonical(target);
+  const bool replaced =
+      !std::filesystem::exists(target) || std::filesystem::is_regular_file(target);
+  std::filesystem::path written = target;
+  if (replaced) written += fmt::format(".partial-{}", ::getpid());
+  const auto check = [&](bool good, const char* call) {
+    if (good) return;
+    const std::string why = describe_errno(call, errno);
+    std::error_code ignored;
+    if (replaced) std::filesystem::remove(written, ignored);
+    fail(ErrorCode::runtime, "--calibrate {}: {}", file, why);
+  };
+  std::ofstream stream(written, std::ios::binary);
+  check(stream.is_open(), "open");
+  stream << text;
   stream.close();
-  TESSERA_CHECK(stream.good(), ErrorCode::runtime, "--calibrate {}: {}", file,
-                describe_errno("write", errno));
+  check(stream.good(), "write");
+  if (replaced) check(::rename(written.c_str(), target.c_str()) == 0, "rename");
 }
 
 struct PlanCommand {
@@ -88,6 +106,29 @@ struct PlanCommand {
                   sweep.empty() ? "--strategy none or dp" : "--sweep");
     std::optional<std::uint64_t> memory = memory_bytes();
     if (!memory && cluster) memory = cluster->memory;
+    return sweep.empty() ? plan_one(asked, cluster, memory) : plan_sweep(asked, *cluster, memory);
+  }
+
+ private:
+  [[nodiscard]] int measure() const {
+    TESSERA_CHECK(file.empty(), ErrorCode::usage,
+                  "--calibrate measures this machine and plans nothing: leave the recipe out");
+    const std::filesystem::path folder = std::filesystem::absolute(calibrate_file).parent_path();
+    TESSERA_CHECK(std::filesystem::is_directory(folder), ErrorCode::configuration,
+                  "--calibrate {}: the folder {} does not exist", calibrate_file, folder.string());
+    check_writable("--calibrate", calibrate_file);
+    const Cluster cluster = calibrate({.folder = folder, .progress = [](const std::string& what) {
+                                         fmt::print(stderr, "measuring: {}\n", what);
+                                       }});
+    write_cluster(calibrate_file, cluster);
+    fmt::print("{}: {} measured kernels, {:.3g} FLOP/s of float32, {:.3g} B/s of memory a core\n",
+               calibrate_file, cluster.measured.size(), cluster.matrix_rate.at(float32),
+               cluster.memory_rate);
+    return 0;
+  }
+
+  [[nodiscard]] int plan_one(const AskedStrategies& asked, const std::optional<Cluster>& cluster,
+                             std::optional<std::uint64_t> memory) const {
     const Recipe recipe = read_recipe(cluster, {});
     check_group(recipe);
     validate(recipe, world_size);
@@ -103,7 +144,11 @@ struct PlanCommand {
     fmt::print("{}", plan_text(report));
     nlohmann::ordered_json result = plan_json(report);
     if (cluster) {
-      const std::vector<TimedRow> rows = timed_rows(report, *cluster, asked);
+      std::vector<TimedRow> rows;
+      add_baselines(asked, report.world, recipe, *cluster, rows);
+      for (const StrategyPlan& plan : report.plans) {
+        rows.push_back(timed_row(plan, report.world, recipe, *cluster));
+      }
       fmt::print("{}", time_text(rows, *cluster, memory));
       add_time_json(result, rows, *cluster, memory);
     }
@@ -112,21 +157,31 @@ struct PlanCommand {
     return something_fits(report) ? 0 : static_cast<int>(ErrorCode::out_of_memory);
   }
 
- private:
-  [[nodiscard]] int measure() const {
-    TESSERA_CHECK(file.empty(), ErrorCode::usage,
-                  "--calibrate measures this machine and plans nothing: leave the recipe out");
-    const std::filesystem::path folder = std::filesystem::absolute(calibrate_file).parent_path();
-    TESSERA_CHECK(std::filesystem::is_directory(folder), ErrorCode::configuration,
-                  "--calibrate {}: the folder {} does not exist", calibrate_file, folder.string());
-    const Cluster cluster = calibrate({.folder = folder, .progress = [](const std::string& what) {
-                                         fmt::print(stderr, "measuring: {}\n", what);
-                                       }});
-    write_cluster(calibrate_file, cluster);
-    fmt::print("{}: {} measured kernels, {:.3g} FLOP/s of float32, {:.3g} B/s of memory a core\n",
-               calibrate_file, cluster.measured.size(), cluster.matrix_rate.at(float32),
-               cluster.memory_rate);
-    return 0;
+  // Every combination by itself: the recipe and the world as they are without one need not be
+  // possible. What is said of a world as a whole is the first combination's.
+  [[nodiscard]] int plan_sweep(const AskedStrategies& asked, const Cluster& cluster,
+                               std::optional<std::uint64_t> memory) const {
+    const std::vector<SweepPoint> points = sweep_points(sweep, world_size);
+    const Recipe first = read_recipe(cluster, points.front().settings);
+    JsonFile output(json);
+    const PlanReport report{.recipe = first,
+                            .world = planned_world(first, points.front().world_size),
+                            .device_memory = memory,
+                            .plans = {},
+                            .advice = {},
+                            .least = {}};
+    const std::vector<TimedRow> rows = swept_rows(points, cluster, asked);
+    // What stands alone is an error; in a comparison it is a row.
+    const bool any = std::any_of(rows.begin(), rows.end(),
+                                 [](const TimedRow& timed) { return timed.row.plan.has_value(); });
+    if (!any) fail(ErrorCode::configuration, "{}", rows.front().row.refused);
+    fmt::print("{}: {} combinations", first.source, points.size());
+    fmt::print("{}", time_text(rows, cluster, memory));
+    nlohmann::ordered_json result = plan_json(report);
+    add_time_json(result, rows, cluster, memory);
+    output.write(result);
+    if (!html.empty()) write_html_report(result, html);
+    return any_row_fits(rows, memory) ? 0 : static_cast<int>(ErrorCode::out_of_memory);
   }
 
   [[nodiscard]] Recipe read_recipe(const std::optional<Cluster>& cluster,
@@ -146,18 +201,11 @@ struct PlanCommand {
     return recipe;
   }
 
-  // Those of the report, or of every combination that is swept over.
-  [[nodiscard]] std::vector<TimedRow> timed_rows(const PlanReport& report, const Cluster& cluster,
+  [[nodiscard]] std::vector<TimedRow> swept_rows(const std::vector<SweepPoint>& points,
+                                                 const Cluster& cluster,
                                                  const AskedStrategies& asked) const {
     std::vector<TimedRow> rows;
-    if (sweep.empty()) {
-      add_baselines(asked, report.world, report.recipe, cluster, rows);
-      for (const StrategyPlan& plan : report.plans) {
-        rows.push_back(timed_row(plan, report.world, report.recipe, cluster));
-      }
-      return rows;
-    }
-    for (const SweepPoint& point : sweep_points(sweep, world_size)) {
+    for (const SweepPoint& point : points) {
       const Recipe recipe = read_recipe(cluster, point.settings);
       const bool own =
           point.strategies.none || point.strategies.dp || !point.strategies.sharded.empty();

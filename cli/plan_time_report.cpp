@@ -122,7 +122,28 @@ nlohmann::ordered_json timed_json(const TimedRow& timed, std::optional<std::uint
 std::string time_line(const std::vector<std::string>& cells, std::size_t title) {
   std::string line = fmt::format("{:<{}}", cells.front(), title);
   for (std::size_t i = 1; i < cells.size(); ++i) line += fmt::format(" {:>10}", cells[i]);
-  return line + "\n";
+  return line;
+}
+
+// Where nothing of a world fits: what takes least there.
+std::string least_text(const std::vector<TimedRow>& rows, std::optional<std::uint64_t> memory) {
+  if (!memory) return {};
+  std::map<int, std::vector<const TimedRow*>> worlds;
+  for (const TimedRow& timed : rows) {
+    if (timed.row.plan) worlds[timed.world.ranks].push_back(&timed);
+  }
+  std::string text;
+  for (const auto& [ranks, planned] : worlds) {
+    const TimedRow& least = **std::min_element(planned.begin(), planned.end(),
+                                               [](const TimedRow* a, const TimedRow* b) {
+                                                 return a->row.plan->total() < b->row.plan->total();
+                                               });
+    if (row_fits(least, memory)) continue;
+    text += fmt::format("nothing fits on {} rank{}: the least is {} with {} of {}\n", ranks,
+                        ranks == 1 ? "" : "s", title_of_row(least),
+                        bytes_text(least.row.plan->total()), bytes_text(*memory));
+  }
+  return text;
 }
 
 std::vector<std::string> time_cells(const TimedRow& timed) {
@@ -184,15 +205,34 @@ TimedRow row_of_one_rank(const PlanWorld& world, const Recipe& recipe, const Clu
 
 TimedRow row_of_data_parallel(const PlanWorld& world, const Recipe& recipe,
                               const Cluster& cluster) {
+  TimedRow timed{.name = "dp", .row = {}, .world = world};
+  timed.row.strategy = Strategy::no_shard;
+  Recipe share = recipe;
+  share.sharding.sharding_strategy = Strategy::no_shard;
+  try {
+    validate(share, world.ranks);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::configuration) throw;
+    timed.row.refused = error.what();
+    return timed;
+  }
+  share.data.batch_size = batch_size_per_rank(recipe, world.ranks);
+  share.data.split_batches = false;
+  share.sharding.reduction_group = {};
   PlanWorld alone = world;
   alone.ranks = 1;
-  TimedRow timed{
-      .name = "dp", .row = plan_strategy(recipe, alone, Strategy::no_shard), .world = world};
+  timed.row = plan_strategy(share, alone, Strategy::no_shard);
   set_time(timed, recipe, cluster, [&](const PlannedStep& step) {
     const auto bytes = static_cast<double>(timed.row.plan->memory.of(MemoryKind::parameters));
     return predict_data_parallel(step, bytes, world.ranks, cluster);
   });
   return timed;
+}
+
+bool any_row_fits(const std::vector<TimedRow>& rows, std::optional<std::uint64_t> device_memory) {
+  return std::any_of(rows.begin(), rows.end(), [&](const TimedRow& timed) {
+    return timed.row.plan && row_fits(timed, device_memory);
+  });
 }
 
 std::vector<Recommendation> recommend(const std::vector<TimedRow>& rows,
@@ -239,10 +279,16 @@ std::string time_text(const std::vector<TimedRow>& rows, const Cluster& cluster,
       fmt::format("\na step on {}, {} a node, predicted:\n", cluster.name, cluster.per_node);
   text += time_line({"", "ranks", "step", tokens ? "tokens/s" : "samples/s", "MFU", "memory",
                      "waits", "gather fwd", "gather bwd", "reduce", "other"},
-                    title);
+                    title) +
+          "\n";
   for (const TimedRow& timed : rows) {
     if (timed.time) {
       text += time_line(time_cells(timed), title);
+      if (!row_fits(timed, device_memory)) {
+        text += fmt::format("  does not fit: {} too much",
+                            bytes_text(timed.row.plan->total() - *device_memory));
+      }
+      text += "\n";
     } else {
       text += fmt::format("{:<{}} {:>10} {}: {}\n", title_of_row(timed), title, timed.world.ranks,
                           timed.row.plan ? "not timed" : "refused",
@@ -253,7 +299,7 @@ std::string time_text(const std::vector<TimedRow>& rows, const Cluster& cluster,
     text += fmt::format("recommended on {} rank{}: {}: {}\n", one.row->world.ranks,
                         one.row->world.ranks == 1 ? "" : "s", title_of_row(*one.row), one.reason);
   }
-  return text;
+  return text + least_text(rows, device_memory);
 }
 
 void add_time_json(nlohmann::ordered_json& json, const std::vector<TimedRow>& rows,

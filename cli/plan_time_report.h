@@ -27,9 +27,13 @@ struct TimedRow {
 // A strategy's plan and time, or why there is none.
 TimedRow timed_row(const StrategyPlan& plan, const PlanWorld& world, const Recipe& recipe,
                    const Cluster& cluster);
-// Of one rank that shares nothing, and of `world.ranks` GPUs under torch's DataParallel.
+// Of one rank that shares nothing, and of `world.ranks` GPUs under torch's DataParallel, each of
+// which computes the batch of a rank of that world.
 TimedRow row_of_one_rank(const PlanWorld& world, const Recipe& recipe, const Cluster& cluster);
 TimedRow row_of_data_parallel(const PlanWorld& world, const Recipe& recipe, const Cluster& cluster);
+
+// Whether a row was planned and fits; true of all that were planned where no memory was given.
+bool any_row_fits(const std::vector<TimedRow>& rows, std::optional<std::uint64_t> device_memory);
 
 // The fastest that fits, of one world.
 struct Recommendation {

@@ -285,7 +285,9 @@ class Replay {
 
   void count_compute(double seconds) {
     const LaneState& lane = lanes_[step_.compute];
-    if (lane.active && entry(lane).kind != Kind::outside) {
+    const bool computes =
+        lane.active && (entry(lane).kind == Kind::kernel || entry(lane).kind == Kind::copy);
+    if (computes) {
       result_.compute += seconds;
       return;
     }

@@ -44,7 +44,7 @@ struct PredictedSpan {
 
 struct PredictedStep {
   double seconds = 0;
-  double compute = 0;  // of the compute lane at work
+  double compute = 0;  // of the compute lane at work: kernels, and copies in the device's memory
   ExposedSeconds exposed;
   // Of one rank: products and attention of forward and backward, without what runs again.
   double model_operations = 0;
@@ -62,8 +62,10 @@ struct CollectiveTime {
   double across = 0;  // and those between nodes
   [[nodiscard]] double seconds() const { return latency + (inside > across ? inside : across); }
 };
-// The faster of ring and tree. Error(configuration) where the cluster names no link that it needs.
+// Of an all-reduction the faster of ring and tree, of the others the ring: NCCL has no tree for
+// them. Error(configuration) where the cluster names no link that it needs.
 CollectiveTime time_of(const comm::RecordedCollective& collective, const Cluster& cluster);
+// The tree is an all-reduction's alone.
 CollectiveTime time_of(const comm::RecordedCollective& collective, const Cluster& cluster,
                        CollectiveAlgorithm algorithm);
 

@@ -16,6 +16,10 @@ constexpr double tile = 128;
 constexpr double least_depth = 512;  // of a part
 constexpr double ramp_depth = 64;    // as many steps as a tile takes to begin and end
 
+// Bytes a second of TCP between processes of one host: no published figure, taken as what one core
+// copies into its sockets and out of them.
+constexpr double loopback_rate = 3e9;
+
 double as_real(std::int64_t count) {
   return static_cast<double>(count);
 }
@@ -136,15 +140,24 @@ CollectiveTime time_in_memory(const comm::RecordedCollective& collective, const 
   return time;
 }
 
-// Every rank's message to rank 0's host, and all of them to every rank, over one network.
+// Every rank's message to rank 0's host, and all of them to every rank, over one network. That host
+// has the shares of all its devices; processes of one host reach each other by TCP as well, which
+// knows nothing of the links between devices.
 CollectiveTime time_of_messages(const comm::RecordedCollective& collective,
                                 const Cluster& cluster) {
   CollectiveTime time;
   const Spread spread = spread_of(collective, cluster);
-  const Link link = spread.nodes == 1 ? cluster.inside : across_of(cluster, spread);
   const double receivers = collective.one_memory ? 1 : collective.ranks;
-  time.latency = 2 * link.latency;
-  (spread.nodes == 1 ? time.inside : time.across) = receivers * collective.bytes / link.rate;
+  const double bytes = receivers * collective.bytes;
+  if (spread.nodes == 1) {
+    time.latency = 2 * cluster.inside.latency;
+    time.inside = bytes / (collective.one_memory ? cluster.inside.rate
+                                                 : std::min(cluster.inside.rate, loopback_rate));
+    return time;
+  }
+  const Link across = across_of(cluster, spread);
+  time.latency = 2 * across.latency;
+  time.across = bytes / (std::min(cluster.per_node, collective.ranks) * across.rate);
   return time;
 }
 
@@ -162,7 +175,8 @@ CollectiveTime time_of(const comm::RecordedCollective& collective, const Cluster
   const double bytes = rounds * collective.bytes;
   const double of_others = (ranks - 1) / ranks;
   const double of_other_nodes = static_cast<double>(spread.nodes - 1) / spread.nodes;
-  const bool is_reduction = rounds == 2;
+  TESSERA_REQUIRE(algorithm == CollectiveAlgorithm::ring || collective.op == comm::Op::all_reduce,
+                  "only all-reductions go along trees");
   if (algorithm == CollectiveAlgorithm::ring) {
     time.latency = rounds * ((collective.ranks - spread.nodes) * cluster.inside.latency +
                              (spread.nodes - 1) * across.latency);
@@ -173,13 +187,9 @@ CollectiveTime time_of(const comm::RecordedCollective& collective, const Cluster
   }
   time.latency = rounds * (steps_of_a_tree(spread.members) * cluster.inside.latency +
                            steps_of_a_tree(spread.nodes) * across.latency);
-  // Sums of a tree pass through every rank whole; what is gathered or scattered by doubling comes
-  // to each rank by its own link.
-  time.inside =
-      spread.members > 1 ? bytes * (is_reduction ? 1 : of_others) / cluster.inside.rate : 0;
-  time.across = spread.nodes == 1 ? 0
-                : is_reduction    ? bytes / (spread.members * across.rate)
-                                  : bytes * of_other_nodes / across.rate;
+  // Sums of a tree pass through every rank whole.
+  time.inside = spread.members > 1 ? bytes / cluster.inside.rate : 0;
+  time.across = spread.nodes > 1 ? bytes / (spread.members * across.rate) : 0;
   return time;
 }
 
@@ -189,6 +199,7 @@ CollectiveTime time_of(const comm::RecordedCollective& collective, const Cluster
   if (message) return time_of_messages(collective, cluster);
   if (collective.one_memory) return time_in_memory(collective, cluster);
   const CollectiveTime ring = time_of(collective, cluster, CollectiveAlgorithm::ring);
+  if (collective.op != comm::Op::all_reduce) return ring;
   const CollectiveTime tree = time_of(collective, cluster, CollectiveAlgorithm::tree);
   return tree.seconds() < ring.seconds() ? tree : ring;
 }

@@ -4,8 +4,10 @@
     python3 bench/published/compare.py [--program build/tessera] [NAME ...] [--json FILE]
 
 A run is a JSON file beside this one: where its figures come from, the recipe and its settings, the cluster, and rows of a
-strategy and what was measured. A row whose prediction is off by more than --within percent must name a `cause`; where a run
-has an `order` of strategies, slowest first, the prediction must have the same. Exit code 1 where one does not.
+strategy and what was measured. A row whose prediction is off by more than --within percent must name a `cause` and the
+interval that its `error` lies in, as [lowest, highest] percent; a cause of a row that is not off that much is stale. A row
+that the recipe was `fitted` to has no error. Where a run has an `order` of strategies, slowest first, the prediction must
+have the same. Exit code 1 where one of this does not hold.
 """
 import argparse
 import json
@@ -46,6 +48,18 @@ def predicted(found, key):
     return time[key]
 
 
+def complaint(row, error, within):
+    """What is wrong with a row's error; empty where nothing is."""
+    if row.get("fitted"):
+        return ""
+    if "cause" not in row:
+        return "" if abs(error) <= within else "NO CAUSE IS NAMED"
+    if abs(error) <= within:
+        return f"STALE: the error is within {within:g} %, take the cause out"
+    lowest, highest = row["error"]
+    return "" if lowest <= error <= highest else f"NOT WITHIN {lowest} TO {highest} % as its cause has it"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="of runs; all of them where none is given")
@@ -70,13 +84,15 @@ def main():
                 value = predicted(found, key)
                 rates[row["strategy"]] = found["predicted"]["samples_per_s"]
                 error = 100 * (value / measured - 1)
-                explained = abs(error) <= options.within or "cause" in row
-                good = good and explained
+                wrong = complaint(row, error, options.within)
+                good = good and not wrong
                 digits = 3 if measured < 10 else 0
-                print(f"  {row['name']:<44}{measured:>11,.{digits}f} measured{value:>11,.{digits}f} predicted{error:>+8.1f}%"
-                      f"{'' if abs(error) <= options.within else '  ' + row.get('cause', 'NO CAUSE IS NAMED')}")
+                fitted = row.get("fitted", False)
+                print(f"  {row['name']:<44}{measured:>11,.{digits}f} measured{value:>11,.{digits}f} predicted"
+                      f"{'   fitted' if fitted else f'{error:>+8.1f}%'}{'  ' + wrong if wrong else ''}"
+                      f"{'  ' + row['cause'] if 'cause' in row else ''}")
                 results.append({"run": file.stem, "row": row["name"], "quantity": key, "measured": measured, "predicted": value,
-                                "error_percent": error})
+                                "fitted": fitted, "error_percent": None if fitted else error})
             if "order" in run:
                 order = sorted(run["order"], key=lambda strategy: rates[strategy])
                 same = order == run["order"]

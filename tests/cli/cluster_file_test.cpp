@@ -68,6 +68,8 @@ TEST(ClusterFile, RefusesWhatCannotBe) {
       {with_line("memory_rate", "memory_rate: nan"), "above 0"},
       {with_line("memory_rate", "memory_rate: 1e30"), "at most 1e18"},
       {with_line("memory_rate", "memory_rate: 3 parsecs"), "as 3.35e12 or 3.35 TB/s"},
+      {with_line("memory_rate", "memory_rate: 989 TFLOP/s"), "as 3.35e12 or 3.35 TB/s"},
+      {with_line("matrix_rate", "matrix_rate: {bfloat16: 25 GB/s}"), "as 9.89e14 or 989 TFLOP/s"},
       {with_line("launch", "launch: 5 minutes"), "seconds from 0 to 1"},
       {with_line("launch", "launch: -1e-6"), "seconds from 0 to 1"},
       {with_line("per_node", "per_node: 0"), "a whole number from 1"},

@@ -1,7 +1,8 @@
 // `tessera plan --cluster`: times, what they follow from, how fast they come, and bad input.
-#include <chrono>
+#include <sys/resource.h>
 
 #include "tests/cli/training_testing.h"
+#include "tests/support/sanitizers.h"
 
 namespace tessera::cli {
 namespace {
@@ -127,6 +128,72 @@ TEST(PlanTime, SweepsOverWorldsAndBaselines) {
   EXPECT_EQ(plan["recommendations"].size(), 2U);
 }
 
+// Of a sweep the rows are judged alone: the recipe without it neither fits nor has to be possible.
+TEST(PlanTime, TakesTheExitCodeOfASweepFromItsRows) {
+  const std::string recipe = example_recipe();
+  const nlohmann::json one =
+      timed_plan(recipe, {"--cluster", "a100", "--world-size", "8", "--strategy", "FULL_SHARD"});
+  const std::string memory = one["rows"][0]["memory"]["planned"].dump();
+  const auto swept = [&](const std::string& worlds, int code) {
+    return timed_plan(recipe,
+                      {"--cluster", "a100", "--device-memory", memory, "--strategy", "FULL_SHARD",
+                       "--sweep", "world_size=" + worlds},
+                      code);
+  };
+  EXPECT_EQ(swept("1,8", 0)["rows"][1]["fits"], true);
+  EXPECT_EQ(swept("1,2", 6)["rows"][0]["fits"], false);
+  // One rank, which is what no --world-size means, has no groups of four.
+  const nlohmann::json groups =
+      timed_plan(recipe, {"--cluster", "a100", "--set", "sharding.group_size=4", "--sweep",
+                          "strategy=HYBRID_SHARD", "--sweep", "world_size=8,6"});
+  EXPECT_FALSE(groups["rows"][0]["predicted"].is_null());
+  EXPECT_NE(groups["rows"][1]["refused"].get<std::string>().find("group_size"), std::string::npos);
+  const Ended none =
+      run_program({"plan", recipe, "--cluster", "a100", "--set", "sharding.group_size=4", "--sweep",
+                   "strategy=HYBRID_SHARD", "--sweep", "world_size=6"});
+  EXPECT_EQ(none.code, 3) << none.out;
+}
+
+TEST(PlanTime, SaysWhatDoesNotFitAndWhatTakesLeast) {
+  const Ended ended =
+      run_program({"plan", example_recipe(), "--cluster", "a100", "--device-memory", "1MB",
+                   "--sweep", "world_size=1,2", "--strategy", "NO_SHARD,FULL_SHARD"});
+  EXPECT_EQ(ended.code, 6) << ended.err;
+  EXPECT_NE(ended.out.find("  does not fit: "), std::string::npos) << ended.out;
+  EXPECT_NE(ended.out.find("nothing fits on 2 ranks: the least is FULL_SHARD with "),
+            std::string::npos)
+      << ended.out;
+}
+
+// A batch of 16 that eight GPUs split is 2 a GPU, under dp as under NO_SHARD.
+TEST(PlanTime, PlansDataParallelWithTheBatchOfARank) {
+  const auto dp = [](const std::string& batch, const std::string& split, int code = 0) {
+    return timed_plan(example_recipe(),
+                      {"--cluster", "a100", "--sweep", "world_size=8", "--strategy", "dp", "--set",
+                       "data.batch_size=" + batch, "--set", "data.split_batches=" + split},
+                      code);
+  };
+  const nlohmann::json whole = dp("2", "false")["rows"][0];
+  const nlohmann::json split = dp("16", "true")["rows"][0];
+  EXPECT_EQ(split["memory"], whole["memory"]);
+  EXPECT_EQ(split["predicted"], whole["predicted"]);
+  const Ended uneven = run_program({"plan", example_recipe(), "--cluster", "a100", "--sweep",
+                                    "world_size=8", "--strategy", "dp", "--set",
+                                    "data.batch_size=12", "--set", "data.split_batches=true"});
+  EXPECT_EQ(uneven.code, 3) << uneven.out;
+  EXPECT_NE(uneven.err.find("cannot be split"), std::string::npos) << uneven.err;
+}
+
+// Of the programs that were waited for: other work on the machine does not count.
+double children_processor_seconds() {
+  rusage use{};
+  EXPECT_EQ(::getrusage(RUSAGE_CHILDREN, &use), 0);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
+  return seconds(use.ru_utime) + seconds(use.ru_stime);
+}
+
 // 10^12 parameters on 65,536 GPUs, and what would make them fit.
 TEST(PlanTime, TakesSecondsForTheLargestWorld) {
   const TrainingFolder folder;
@@ -136,15 +203,17 @@ TEST(PlanTime, TakesSecondsForTheLargestWorld) {
                "num_key_value_heads: 200, tie_word_embeddings: false, seq_len: 8192}\n"
                "data: {train: corpus.txt, batch_size: 1}\n"
                "sharding: {mixed_precision: bf16, activation_checkpointing: full}\n");
-  const auto begin = std::chrono::steady_clock::now();
+  const double before = children_processor_seconds();
   const nlohmann::json plan =
       timed_plan(folder.path("r.yaml"),
                  {"--cluster", "h200", "--world-size", "65536", "--strategy", "all"}, 6);
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const double seconds = children_processor_seconds() - before;
   EXPECT_GT(plan["plans"][3]["bytes"]["parameters"].get<double>() * 65536 / 4, 1e12);
   EXPECT_FALSE(plan["rows"][3]["predicted"].is_null());
-  EXPECT_LT(seconds, 10);
+  const bool slowed = testing::address_sanitizer || testing::thread_sanitizer;
+  if (!slowed) {
+    EXPECT_LT(seconds, 10);
+  }
 }
 
 TEST(PlanTime, RefusesWhatItCannotTime) {
@@ -167,6 +236,7 @@ TEST(PlanTime, RefusesWhatItCannotTime) {
       {{recipe, "--cluster", "h100", "--sweep", "train.stepps=1"}, 3, "did you mean steps?"},
       {{recipe, "--calibrate", folder.path("c.yaml")}, 2, "leave the recipe out"},
       {{"--calibrate", folder.path("none/c.yaml")}, 3, "does not exist"},
+      {{"--calibrate", folder.path(".")}, 3, "it is a folder"},
       {{}, 2, "recipe is required"},
   };
   for (const auto& one : cases) {

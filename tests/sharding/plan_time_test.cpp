@@ -139,6 +139,21 @@ TEST(PlanTime, CopiesToTheHostAndFromItAtTheSameTime) {
   EXPECT_DOUBLE_EQ(time.exposed.transfer, 5);
 }
 
+// Also where the compute lane runs them.
+TEST(PlanTime, CountsATransferInTheComputeLaneAsOne) {
+  Cluster cluster = unit_rates();
+  cluster.disk_read = 1.0;
+  LoggedStep step;
+  step.compute(3);
+  step.copy(step.computing(), LoggedWork::Kind::file_read, 5);
+  step.copy(step.computing(), LoggedWork::Kind::to_host, 4);
+  step.copy(step.computing(), LoggedWork::Kind::copy, 2);
+  const PredictedStep time = step.predict(cluster, 1);
+  EXPECT_DOUBLE_EQ(time.compute, 3 + 2);
+  EXPECT_DOUBLE_EQ(time.exposed.transfer, 5 + 4);
+  EXPECT_DOUBLE_EQ(time.seconds, 14);
+}
+
 // Two threads of a CPU rank that has one core: each runs at half its rate while both do.
 TEST(PlanTime, SharesACoreBetweenARanksThreads) {
   Cluster cluster = unit_rates();
@@ -176,6 +191,32 @@ TEST(PlanTime, TakesATreeForSmallSumsAndARingForLargeOnes) {
   const CollectiveTime tree = time_of(small, cluster, CollectiveAlgorithm::tree);
   EXPECT_NEAR(tree.latency, 2 * 6e-6, 1e-12);
   EXPECT_NEAR(tree.inside, 2e-6, 1e-12);
+}
+
+// However short they are: NCCL gathers and scatters along rings alone.
+TEST(PlanTime, GathersAndScattersAlongARing) {
+  Cluster cluster = unit_rates();
+  cluster.per_node = 64;
+  cluster.inside = {1e9, 1e-6};
+  for (const comm::Op op : {comm::Op::all_gather, comm::Op::reduce_scatter}) {
+    const CollectiveTime time = time_of(recorded_call(op, 64, 1e3), cluster);
+    EXPECT_EQ(time.algorithm, CollectiveAlgorithm::ring);
+    EXPECT_NEAR(time.latency, 63e-6, 1e-12);
+  }
+}
+
+// 8 ranks on two nodes of 4 send 10 bytes each way to every rank: 80 over the four shares that rank
+// 0's host has of the network. Within a node they pass its TCP, whatever links its GPUs have.
+TEST(PlanTime, SendsMessagesOverTheHostsNetwork) {
+  Cluster cluster = unit_rates();
+  cluster.inside = {300e9, 0.0};
+  cluster.across = Link{1.0, 0.5};
+  const CollectiveTime apart = time_of(recorded_call(comm::Op::exchange, 8, 10), cluster);
+  EXPECT_DOUBLE_EQ(apart.across, 80.0 / 4);
+  EXPECT_DOUBLE_EQ(apart.latency, 1);
+  const CollectiveTime together = time_of(recorded_call(comm::Op::exchange, 4, 3e9), cluster);
+  EXPECT_DOUBLE_EQ(together.inside, 4);
+  EXPECT_DOUBLE_EQ(together.across, 0);
 }
 
 // Two nodes of four: 3/4 of 7/8 of the bytes never leave a node, and each of the four rings carries
