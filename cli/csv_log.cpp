@@ -23,7 +23,8 @@ std::string csv_number(double value) {
 }
 
 std::int64_t csv_bytes_to_keep(const std::filesystem::path& path, std::int64_t resume_step) {
-  const std::int64_t kept = bytes_of_lines(path, [&](const std::string& line, std::int64_t number) {
+  const auto begins = [](std::string_view line) { return csv_header.starts_with(line); };
+  const auto stays = [&](const std::string& line, std::int64_t number) {
     std::int64_t step = 0;
     const char* const end = line.data() + line.size();
     const auto parsed = std::from_chars(line.data(), end, step);
@@ -33,7 +34,8 @@ std::int64_t csv_bytes_to_keep(const std::filesystem::path& path, std::int64_t r
                   "log.csv: {} exists and line {} is no step of a run; name another file",
                   path.string(), number);
     return number == 1 || step <= resume_step;
-  });
+  };
+  const std::int64_t kept = bytes_of_lines("log.csv", path, begins, stays);
   return resume_step == 0 ? 0 : kept;
 }
 

@@ -76,14 +76,19 @@ void LogFile::append(std::string_view bytes, std::int64_t step) {
   bytes_ += static_cast<std::int64_t>(bytes.size());
 }
 
-std::int64_t bytes_of_lines(const std::filesystem::path& path,
+std::int64_t bytes_of_lines(const std::string& key, const std::filesystem::path& path,
+                            const std::function<bool(std::string_view)>& begins,
                             const std::function<bool(const std::string&, std::int64_t)>& stays) {
   std::ifstream stream(path, std::ios::binary);
   std::int64_t kept = 0;
   std::int64_t number = 0;
   bool keeping = true;
   for (std::string line; std::getline(stream, line);) {
-    if (stream.eof()) break;  // no newline at its end
+    if (stream.eof()) {  // no newline at its end
+      TESSERA_CHECK(number > 0 || begins(line), ErrorCode::configuration,
+                    "{}: {} exists and is no log of a run; name another file", key, path.string());
+      break;
+    }
     keeping = stays(line, ++number) && keeping;
     if (keeping) kept += static_cast<std::int64_t>(line.size()) + 1;
   }

@@ -43,9 +43,11 @@ class LogFile {
 
 // Of a file of lines, the bytes at the beginning that stay: whole lines for which `stays`, up to
 // the first for which not. A last line that a crash cut off goes as well. `stays` is given the
-// line's number, from 1.
+// line's number, from 1. Throws Error(configuration) where the only line was cut off and does not
+// begin as one of the log's: `begins`.
 std::int64_t bytes_of_lines(
-    const std::filesystem::path& path,
+    const std::string& key, const std::filesystem::path& path,
+    const std::function<bool(std::string_view line)>& begins,
     const std::function<bool(const std::string& line, std::int64_t number)>& stays);
 
 // Throws Error(configuration) where `path` cannot be written, or is a file in whose beginning

@@ -17,9 +17,19 @@ std::string number(double value) {
   return std::isfinite(value) ? fmt::format("{:.9g}", value) : "null";
 }
 
+// {"step": 5, "lo
+bool begins_metrics(std::string_view line) {
+  constexpr std::string_view beginning = "{\"step\": ";
+  if (beginning.starts_with(line)) return true;
+  if (!line.starts_with(beginning)) return false;
+  line.remove_prefix(beginning.size());
+  const std::size_t digits = line.find_first_not_of("0123456789");
+  return digits != 0 && (digits == std::string_view::npos || line[digits] == ',');
+}
+
 // Of steps up to `resume_step`.
 std::int64_t bytes_to_keep(const std::filesystem::path& path, std::int64_t resume_step) {
-  return bytes_of_lines(path, [&](const std::string& line, std::int64_t line_number) {
+  const auto stays = [&](const std::string& line, std::int64_t line_number) {
     const auto object = nlohmann::json::parse(line, nullptr, false);
     const bool metrics =
         object.is_object() && object.contains("step") && object["step"].is_number_integer();
@@ -27,7 +37,8 @@ std::int64_t bytes_to_keep(const std::filesystem::path& path, std::int64_t resum
                   "log.jsonl: {} exists and line {} is no step of a run; name another file",
                   path.string(), line_number);
     return object["step"].get<std::int64_t>() <= resume_step;
-  });
+  };
+  return bytes_of_lines("log.jsonl", path, begins_metrics, stays);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
@@ -63,6 +64,13 @@ nlohmann::ordered_json timeline_json(const std::vector<StepRecord>& ranks,
   return {{"step", ranks.front().step}, {"ranks", std::move(list)}};
 }
 
+template <class Reports>
+std::uint64_t lost_of(const Reports& reports) {
+  std::uint64_t lost = 0;
+  for (const auto& report : reports) lost += report.lost;
+  return lost;
+}
+
 template <class Reports, class Value>
 std::size_t largest(const Reports& reports, const Value& value) {
   std::size_t best = 0;
@@ -80,7 +88,7 @@ RunSummary::RunSummary(const Recipe& recipe, const Context& context, std::int64_
   const std::int64_t warmup = steps > warmup_steps ? warmup_steps : 0;
   first_ = steps_done + warmup + 1;
   timeline_step_ = first_ + (steps - warmup - 1) / 2;
-  numbers_.reserve(std::min<std::size_t>(most_steps, static_cast<std::size_t>(steps)));
+  numbers_.reserve(static_cast<std::size_t>(steps));
   if (writes_ && !path_.empty()) check_output_file("log.summary", path_, summary_format);
 }
 
@@ -89,22 +97,27 @@ void RunSummary::end_step(const StepRecord& record) {
   last_step_ = record.step;
   ++steps_;
   collectives_ = record.collectives;
-  if (record.step <= timeline_step_) timeline_ = record;
-  if (record.step < first_) return;
+  lost_ += record.lost;
+  if (may_be_timeline(record.step)) timeline_ = record;
   const auto passes = static_cast<double>(std::max<std::int64_t>(record.unit_passes, 1));
   const Numbers numbers{record.seconds(), record.busy(),           record.schedule_seconds / passes,
                         record.exposed(), record.exchange_seconds, record.exposed_seconds};
-  if (numbers_.size() < most_steps) {
-    numbers_.push_back(numbers);
-  } else {
-    numbers_[static_cast<std::size_t>(record.step) % most_steps] = numbers;
-  }
+  (record.step < first_ ? warmup_ : numbers_).add(numbers);
+}
+
+// A copy of a record costs time, so up to the middle there is one at ever longer distances: a run
+// may be stopped at any step, and all ranks must have the same.
+bool RunSummary::may_be_timeline(std::int64_t step) const {
+  if (path_.empty() || step > timeline_step_) return false;
+  return step <= first_ || step == timeline_step_ ||
+         std::has_single_bit(static_cast<std::uint64_t>(step - first_));
 }
 
 RunSummary::Numbers RunSummary::medians() const {
-  const auto median = [this](const auto& value) {
+  const auto& steps = numbers_.values().empty() ? warmup_.values() : numbers_.values();
+  const auto median = [&steps](const auto& value) {
     std::vector<double> values;
-    for (const Numbers& numbers : numbers_) values.push_back(value(numbers));
+    for (const Numbers& numbers : steps) values.push_back(value(numbers));
     return median_of_steps(std::move(values));
   };
   Numbers result;
@@ -122,7 +135,7 @@ RunSummary::Numbers RunSummary::medians() const {
 std::vector<std::string> RunSummary::finish(TrainingRun& training) {
   training.recorder().complete();
   end_step(training.recorder().last());
-  const Report mine{medians(), training.peak_bytes()};
+  const Report mine{medians(), training.peak_bytes(), lost_};
   std::string bytes(sizeof mine, '\0');
   std::memcpy(bytes.data(), &mine, sizeof mine);
   std::vector<Report> reports;
@@ -131,7 +144,7 @@ std::vector<std::string> RunSummary::finish(TrainingRun& training) {
   }
   std::vector<StepRecord> timeline;
   if (!path_.empty()) timeline = gather_records(training.context(), timeline_);
-  if (!writes_ || numbers_.empty()) return {};
+  if (!writes_ || steps_ == 0) return {};
   if (!path_.empty()) write_output_file("log.summary", path_, json(training, reports, timeline));
   return lines(reports);
 }
@@ -168,6 +181,7 @@ std::string RunSummary::json(const TrainingRun& training, const std::vector<Repo
       {"exchange_s", waited.exchange},
       {"slowest_rank", largest(reports, [](const Report& r) { return r.medians.busy; })},
       {"peak_bytes", peaks},
+      {"lost", lost_of(reports)},
       {"timeline", timeline_json(timeline, training.recorder().units())}};
   return summary.dump(1) + "\n";
 }
@@ -204,6 +218,10 @@ std::vector<std::string> RunSummary::lines(const std::vector<Report>& reports) c
   }
   lines.push_back(fmt::format("host time of the engine: {} a unit and pass",
                               duration_text(waited.schedule_per_pass)));
+  if (const std::uint64_t lost = lost_of(reports); lost > 0) {
+    lines.push_back(fmt::format(
+        "warning: {} spans of steps found no room: waits and bytes above may be too small", lost));
+  }
   return lines;
 }
 

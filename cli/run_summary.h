@@ -2,6 +2,7 @@
 // log.summary.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -13,6 +14,28 @@
 namespace tessera::cli {
 
 class TrainingRun;
+
+// The newest of what was added, up to `most`.
+template <class Value>
+class LastValues {
+ public:
+  explicit LastValues(std::size_t most) : most_(most) {}
+  void add(const Value& value) {
+    if (values_.size() < most_) {
+      values_.push_back(value);
+    } else {
+      values_[oldest_] = value;
+      oldest_ = (oldest_ + 1) % most_;
+    }
+  }
+  void reserve(std::size_t count) { values_.reserve(std::min(count, most_)); }
+  [[nodiscard]] const std::vector<Value>& values() const { return values_; }  // in no order
+
+ private:
+  std::size_t most_;
+  std::size_t oldest_ = 0;
+  std::vector<Value> values_;
+};
 
 // Of one rank. Numbers are medians over the steps after the first three (of all, where there are no
 // more), of the last thousand of them.
@@ -40,7 +63,9 @@ class RunSummary {
   struct Report {
     Numbers medians;
     std::int64_t peak_bytes = 0;
+    std::uint64_t lost = 0;
   };
+  [[nodiscard]] bool may_be_timeline(std::int64_t step) const;
   [[nodiscard]] Numbers medians() const;
   [[nodiscard]] std::string json(const TrainingRun& training, const std::vector<Report>& reports,
                                  const std::vector<StepRecord>& timeline) const;
@@ -52,7 +77,9 @@ class RunSummary {
   std::int64_t timeline_step_;  // the last one that may be the timeline's
   std::int64_t steps_ = 0;
   std::int64_t last_step_;
-  std::vector<Numbers> numbers_;  // a ring
+  std::uint64_t lost_ = 0;  // spans of steps that found no room
+  LastValues<Numbers> numbers_{most_steps};
+  LastValues<Numbers> warmup_{warmup_steps};  // of a run that ends in its first steps
   StepRecord timeline_;
   std::vector<CollectiveTotal> collectives_;  // of the last step
 };

@@ -19,7 +19,8 @@ constexpr std::int64_t default_steps = 3;
 // The beginning, and events of steps up to `resume_step`. 0 steps: nothing.
 std::int64_t trace_bytes_to_keep(const std::filesystem::path& path, std::int64_t resume_step) {
   const std::string mark = "\"format\":\"tessera-trace\"";
-  const std::int64_t kept = bytes_of_lines(path, [&](const std::string& line, std::int64_t number) {
+  const auto begins = [](std::string_view line) { return trace_begin().starts_with(line); };
+  const auto stays = [&](const std::string& line, std::int64_t number) {
     TESSERA_CHECK(number > 1 || line.find(mark) != std::string::npos, ErrorCode::configuration,
                   "log.trace: {} exists and is no trace of a run; name another file",
                   path.string());
@@ -29,7 +30,8 @@ std::int64_t trace_bytes_to_keep(const std::filesystem::path& path, std::int64_t
     const auto step = nlohmann::json::json_pointer("/args/step");
     return event.is_object() && event.contains(step) && event[step].is_number_integer() &&
            event[step].get<std::int64_t>() <= resume_step;
-  });
+  };
+  const std::int64_t kept = bytes_of_lines("log.trace", path, begins, stays);
   return resume_step == 0 ? 0 : kept;
 }
 
@@ -65,10 +67,27 @@ void TraceLog::end_step(const TrainingRun& training) {
   recorder.complete();
   const std::vector<StepRecord> records = gather_records(training.context(), recorder.last());
   if (!file_) return;
-  if (file_->is_regular()) file_->cut(body_bytes_);
-  file_->append(trace_events(records, recorder.units()), step);
-  body_bytes_ = file_->bytes();
-  if (file_->is_regular() || step == last_) file_->append(trace_end(), step);
+  const std::string events = trace_events(records, recorder.units());
+  try {
+    if (file_->is_regular()) file_->cut(body_bytes_);
+    file_->append(events, step);
+    const std::int64_t body_bytes = file_->bytes();
+    if (file_->is_regular() || step == last_) file_->append(trace_end(), step);
+    body_bytes_ = body_bytes;
+  } catch (const Error&) {
+    if (file_->is_regular()) end_without_step(step);
+    throw;
+  }
+}
+
+// What was there before, which had room.
+void TraceLog::end_without_step(std::int64_t step) {
+  try {
+    file_->cut(body_bytes_);
+    file_->append(trace_end(), step);
+  } catch (const Error&) {
+    // The file system refuses that, too: what it said first goes to the user.
+  }
 }
 
 }  // namespace tessera::cli

@@ -26,6 +26,8 @@ class TraceLog {
   void end_step(const TrainingRun& training);
 
  private:
+  void end_without_step(std::int64_t step);
+
   std::optional<LogFile> file_;
   std::int64_t first_ = 0, last_ = 0;
   std::int64_t body_bytes_ = 0;  // of the file, without its end

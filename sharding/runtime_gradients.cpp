@@ -223,8 +223,8 @@ void Runtime::abandon_backward() {
     if (state_of(*unit).gradient_buffer) give_gradient_back(*unit, {});
   }
   order_.abandon();
-  if (recorder_) recorder_->recording().abandon_backward();
   end_pass();
+  if (recorder_) recorder_->recording().abandon_backward();
   // Whoever catches the exception may read what was reduced.
   try {
     join_reduction(last_reduction_, *units_.front());

@@ -21,6 +21,7 @@ constexpr std::size_t nested_scopes = 64;
 // Of a step, and of what comes between it and the next: 64 bytes each.
 constexpr std::size_t most_spans = std::size_t{1} << 20;
 constexpr std::size_t most_spans_behind = std::size_t{1} << 14;
+constexpr std::size_t most_saves_behind = std::size_t{1} << 10;  // above those of an evaluation
 // The GPU's clock and the host's part by some tens of microseconds in a second.
 constexpr std::int64_t anchored_nanoseconds = 1'000'000'000;
 
@@ -47,19 +48,46 @@ bool is_back(Lane lane) {
   return lane == Lane::reduce || lane == Lane::copy_back;
 }
 
+void add_traffic(StepRecord& sums, const CollectiveTotal& more) {
+  const auto alike = [&more](const CollectiveTotal& total) {
+    return total.kind == more.kind && total.phase == more.phase;
+  };
+  auto total = std::find_if(sums.collectives.begin(), sums.collectives.end(), alike);
+  if (total == sums.collectives.end())
+    total = sums.collectives.insert(total, {more.phase, more.kind});
+  total->calls += more.calls;
+  total->bytes += more.bytes;
+}
+
+void add_to_sums(StepRecord& sums, const Span& span) {
+  if (span.kind == SpanKind::wait)
+    sums.exposed_seconds[static_cast<std::size_t>(span.exposed)] += span.seconds();
+  if (span.kind == SpanKind::exchange) sums.exchange_seconds += span.seconds();
+  if (span.kind == SpanKind::data) sums.data_seconds += span.seconds();
+  if (is_collective(span.kind)) add_traffic(sums, {span.phase, span.kind, 1, span.bytes});
+}
+
+void clear_sums(StepRecord& sums) {
+  sums.exposed_seconds.fill(0);
+  sums.exchange_seconds = sums.data_seconds = 0;
+  sums.collectives.clear();
+  sums.lost = sums.lost_behind = 0;
+}
+
 }  // namespace
 
 double StepRecord::exposed() const {
   return std::accumulate(exposed_seconds.begin(), exposed_seconds.end(), 0.0);
 }
 
-Recording::Recording(Device device)
-    : device_(device), gather_(queued_spans), reduce_(queued_spans) {
+Recording::Recording(Device device, std::function<Moment()> clock)
+    : device_(device), clock_(std::move(clock)), gather_(queued_spans), reduce_(queued_spans) {
   states_.reserve(nested_scopes);
   states_.push_back({});
 }
 
 Recording::Moment Recording::now() const {
+  if (clock_) return clock_();
   Moment moment{host_now(), nullptr};
   if (device_.type == DeviceType::cuda) moment.point = current_queue(device_).record_timed();
   return moment;
@@ -81,6 +109,7 @@ void Recording::begin_step(std::int64_t step) {
   if (device_.type == DeviceType::cuda && current_.step != 0 && !current_.open) {
     cut();
     pump();
+    current_.without_room.lost_behind += take_queues_lost();
     std::swap(current_, before_);
   }
   anchor();
@@ -88,6 +117,8 @@ void Recording::begin_step(std::int64_t step) {
   current_.spans.clear();
   current_.step = step;
   current_.unit_passes = current_.schedule = 0;
+  clear_sums(current_.without_room);
+  current_.queues_lost = gather_.lost() + reduce_.lost();
   current_.open = true;
   current_.anchor = anchor_;
   current_.begin = since_ = now();
@@ -97,9 +128,14 @@ void Recording::begin_step(std::int64_t step) {
 
 void Recording::end_step() {
   TESSERA_REQUIRE(current_.open, "end_step() outside of a step");
+  if (current_.step == 0) {  // dropped
+    current_.open = false;
+    return;
+  }
   cut();
   current_.end = since_;
   pump();
+  current_.without_room.lost += take_queues_lost();
   current_.open = false;
   current_.spans_of_step = current_.spans.size();
   states_.front() = {};
@@ -116,6 +152,7 @@ void Recording::complete() {
   if (current_.step == 0) return;
   cut();
   pump();
+  current_.without_room.lost_behind += take_queues_lost();
   work_up(current_);
   before_.step = 0;
 }
@@ -124,15 +161,34 @@ void Recording::add(const Span& span) {
   if (records()) keep({span, nullptr, nullptr});
 }
 
-// An evaluation may take any time.
+// An evaluation may take any time, and leaves room for the saves.
 void Recording::keep(RawSpan&& span) {
-  const std::size_t most = current_.open ? most_spans : current_.spans_of_step + most_spans_behind;
+  std::size_t most = current_.open ? most_spans : current_.spans_of_step + most_spans_behind;
+  if (!current_.open && span.span.lane == Lane::save) most += most_saves_behind;
   span.of_step = current_.open || span.span.begin < current_.end.host;
   if (current_.spans.size() < most) {
     current_.spans.push_back(std::move(span));
   } else {
-    ++lost_;
+    keep_sums(span);
   }
+}
+
+// Of a span without room. When it was on the device is not known then.
+void Recording::keep_sums(const RawSpan& span) {
+  StepRecord& sums = current_.without_room;
+  if (!span.of_step) {
+    ++sums.lost_behind;
+    return;
+  }
+  ++sums.lost;
+  Span counted = span.span;
+  if (span.begin) counted.end = counted.begin;
+  add_to_sums(sums, counted);
+}
+
+std::uint64_t Recording::take_queues_lost() {
+  const std::uint64_t lost = gather_.lost() + reduce_.lost();
+  return lost - std::exchange(current_.queues_lost, lost);
 }
 
 void Recording::cut() {
@@ -154,54 +210,71 @@ void Recording::cut() {
   if (gather_.is_filling() || reduce_.is_filling()) pump();
 }
 
-void Recording::begin_state() {
-  if (states_.back().kind == SpanKind::schedule && current_.open)
-    processor_since_ = thread_processor_time();
+void Recording::try_cut() noexcept {
+  try {
+    cut();
+  } catch (const std::exception&) {
+    drop_step();
+  }
 }
 
-void Recording::enter(const State& state) {
-  cut();
+void Recording::drop_step() noexcept {
+  recording_.store(false, std::memory_order_relaxed);
+  current_.step = 0;
+}
+
+void Recording::begin_state() noexcept {
+  if (states_.back().kind != SpanKind::schedule || !current_.open) return;
+  try {
+    processor_since_ = thread_processor_time();
+  } catch (const std::exception&) {
+    drop_step();
+  }
+}
+
+void Recording::enter(const State& state) noexcept {
+  try_cut();
   states_.push_back(state);
   begin_state();
 }
 
-void Recording::leave() {
-  cut();
+void Recording::leave() noexcept {
+  try_cut();
   states_.pop_back();
   begin_state();
 }
 
-void Recording::open(const State& state) {
+void Recording::open(const State& state) noexcept {
   if (state.kind == SpanKind::forward) set_base(SpanKind::forward);
   states_.insert(states_.end() - 1, state);
   ++current_.unit_passes;
 }
 
-void Recording::close(SpanKind kind, std::int32_t unit) {
+void Recording::close(SpanKind kind, std::int32_t unit) noexcept {
   const auto base = states_.rend() - 1;
   const auto found = std::find_if(states_.rbegin(), base, [kind, unit](const State& state) {
     return state.kind == kind && state.unit == unit;
   });
   if (found == base) return;
-  if (found == states_.rbegin()) cut();
+  if (found == states_.rbegin()) try_cut();
   states_.erase(std::next(found).base());
 }
 
-void Recording::abandon_backward() {
-  cut();
+void Recording::abandon_backward() noexcept {
+  try_cut();
   const auto of_units = [](const State& state) { return state.kind == SpanKind::backward; };
   states_.erase(std::remove_if(states_.begin() + 1, states_.end(), of_units), states_.end());
   states_.front() = {};
 }
 
-void Recording::end_backward() {
+void Recording::end_backward() noexcept {
   current_.unit_passes += 2;  // the root's
   set_base(SpanKind::other);
 }
 
-void Recording::set_base(SpanKind kind) {
+void Recording::set_base(SpanKind kind) noexcept {
   if (states_.front().kind == kind) return;
-  if (states_.size() == 1) cut();
+  if (states_.size() == 1) try_cut();
   states_.front() = {kind};
 }
 
@@ -232,35 +305,22 @@ void Recording::work_up(Taken& taken) {
   last_.step = taken.step;
   last_.begin = whole.span.begin;
   last_.end = whole.span.end;
-  last_.exposed_seconds.fill(0);
+  const StepRecord& more = taken.without_room;
+  last_.exposed_seconds = more.exposed_seconds;
   last_.schedule_seconds = static_cast<double>(taken.schedule) * 1e-9;
-  last_.exchange_seconds = last_.data_seconds = 0;
+  last_.exchange_seconds = more.exchange_seconds;
+  last_.data_seconds = more.data_seconds;
   last_.unit_passes = taken.unit_passes;
-  last_.collectives.clear();
+  last_.collectives = more.collectives;
   last_.spans.clear();
-  last_.lost = gather_.lost() + reduce_.lost() + lost_;
+  last_.lost = more.lost;
+  last_.lost_behind = more.lost_behind;
   for (RawSpan& raw : taken.spans) {
     resolve(taken, raw);
-    if (raw.of_step) add_to_sums(raw.span);
+    if (raw.of_step) add_to_sums(last_, raw.span);
     last_.spans.push_back(raw.span);
   }
   divide_reduction_waits();
-}
-
-void Recording::add_to_sums(const Span& span) {
-  if (span.kind == SpanKind::wait)
-    last_.exposed_seconds[static_cast<std::size_t>(span.exposed)] += span.seconds();
-  if (span.kind == SpanKind::exchange) last_.exchange_seconds += span.seconds();
-  if (span.kind == SpanKind::data) last_.data_seconds += span.seconds();
-  if (!is_collective(span.kind)) return;
-  const auto alike = [&span](const CollectiveTotal& total) {
-    return total.kind == span.kind && total.phase == span.phase;
-  };
-  auto total = std::find_if(last_.collectives.begin(), last_.collectives.end(), alike);
-  if (total == last_.collectives.end())
-    total = last_.collectives.insert(total, {span.phase, span.kind});
-  ++total->calls;
-  total->bytes += span.bytes;
 }
 
 // HYBRID_* waits for both of its reductions at once: what of a wait lies within an all-reduce is
@@ -319,11 +379,7 @@ void ComputeScope::enter(SpanKind kind, std::int32_t unit, Exposed exposed) {
 }
 
 void ComputeScope::leave() noexcept {
-  try {
-    recorder_->recording().leave();
-  } catch (const std::exception&) {
-    // The device has failed, which the next call on it says.
-  }
+  recorder_->recording().leave();
 }
 
 SideSpan::SideSpan(StepRecorder* recorder, const Span& what) : span_(what) {
@@ -341,7 +397,7 @@ SideSpan::~SideSpan() {
     span_.end = moment.host;
     recording_->push(is_back(span_.lane), {span_, std::move(begin_), std::move(moment.point)});
   } catch (const std::exception&) {
-    // As above: the work itself, or whoever waits for it, says it.
+    // The device has failed: the work itself, or whoever waits for it, says it.
   }
 }
 

@@ -48,7 +48,10 @@ struct StepRecord {
   std::int64_t unit_passes = 0;  // forwards and backwards of units, which the schedule served
   std::vector<CollectiveTotal> collectives;
   std::vector<Span> spans;  // by lane in no order, within a lane by time
-  std::uint64_t lost = 0;   // spans that found no room, of all steps so far
+  // Spans of the step that found no room: of the last of a million the sums have what the host
+  // knew, of a side stream's queue that was full nothing. Then those behind the step.
+  std::uint64_t lost = 0;
+  std::uint64_t lost_behind = 0;
   [[nodiscard]] double seconds() const { return static_cast<double>(end - begin) * 1e-9; }
   [[nodiscard]] double exposed() const;
   // The step without its waits: for collectives, messages and data.
@@ -65,7 +68,8 @@ class StepRecorder {
   StepRecorder(const StepRecorder&) = delete;
   StepRecorder& operator=(const StepRecorder&) = delete;
 
-  // `step` counts from 1. Of a step that an exception left nothing is kept.
+  // `step` counts from 1. Of a step that an exception left nothing is kept, nor of one in which the
+  // device failed.
   void begin_step(std::int64_t step);
   void end_step();
 

@@ -1,12 +1,14 @@
 // Records between ranks, and their text.
 #include "sharding/trace.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
+#include <filesystem>
 #include <string_view>
 #include <type_traits>
 
@@ -17,13 +19,20 @@ namespace {
 
 constexpr comm::Tag trace_tag{0, 0, comm::Phase::metrics};
 
+// Of all ranks: spans that rank 0 takes, and what a round of messages has. And what a rank may tell
+// at least.
+constexpr std::size_t gathered_spans = std::size_t{1} << 22;
+constexpr std::size_t fewest_spans = std::size_t{1} << 12;
+constexpr std::size_t round_bytes = std::size_t{1} << 24;
+constexpr std::size_t fewest_bytes = std::size_t{1} << 12;
+
 // What goes before a record's collectives and spans.
 struct RecordHead {
   std::int64_t step, begin, end;
   std::array<double, exposed_count> exposed_seconds;
   double schedule_seconds, exchange_seconds, data_seconds;
   std::int64_t unit_passes;
-  std::uint64_t lost, collectives, spans;
+  std::uint64_t lost, lost_behind, collectives, spans;
 };
 
 template <class T>
@@ -39,7 +48,8 @@ void take_values(std::string_view& text, T* values, std::size_t count) {
   text.remove_prefix(count * sizeof(T));
 }
 
-std::string encode_record(const StepRecord& record) {
+std::string encode_record(const StepRecord& record, std::size_t most) {
+  const std::size_t spans = std::min(record.spans.size(), most);
   const RecordHead head{record.step,
                         record.begin,
                         record.end,
@@ -48,13 +58,14 @@ std::string encode_record(const StepRecord& record) {
                         record.exchange_seconds,
                         record.data_seconds,
                         record.unit_passes,
-                        record.lost,
+                        record.lost + (record.spans.size() - spans),
+                        record.lost_behind,
                         record.collectives.size(),
-                        record.spans.size()};
+                        spans};
   std::string text;
   put_values(text, &head, 1);
   put_values(text, record.collectives.data(), record.collectives.size());
-  put_values(text, record.spans.data(), record.spans.size());
+  put_values(text, record.spans.data(), spans);
   return text;
 }
 
@@ -71,6 +82,7 @@ StepRecord decode_record(std::string_view text) {
   record.data_seconds = head.data_seconds;
   record.unit_passes = head.unit_passes;
   record.lost = head.lost;
+  record.lost_behind = head.lost_behind;
   record.collectives.resize(head.collectives);
   take_values(text, record.collectives.data(), head.collectives);
   record.spans.resize(head.spans);
@@ -78,7 +90,7 @@ StepRecord decode_record(std::string_view text) {
   return record;
 }
 
-std::string quoted(std::string_view text) {
+std::string json_text(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') {
@@ -159,8 +171,8 @@ double microseconds(std::int64_t nanoseconds) {
 std::string event_begin(std::string_view name, std::string_view category, std::size_t rank,
                         int thread, std::int64_t begin, std::int64_t end) {
   return fmt::format(
-      R"({{"name":{},"cat":"{}","ph":"X","ts":{:.3f},"dur":{:.3f},"pid":{},"tid":{})", quoted(name),
-      category, microseconds(begin), microseconds(end - begin), rank, thread);
+      R"({{"name":{},"cat":"{}","ph":"X","ts":{:.3f},"dur":{:.3f},"pid":{},"tid":{})",
+      json_text(name), category, microseconds(begin), microseconds(end - begin), rank, thread);
 }
 
 std::string event_of(const Span& span, std::int64_t waited, const StepRecord& record,
@@ -171,7 +183,7 @@ std::string event_of(const Span& span, std::int64_t waited, const StepRecord& re
       event_begin(of_unit ? std::string_view(unit) : name_of(span.kind), name_of(span.kind), rank,
                   thread_of(span.lane), span.begin, span.end);
   text += fmt::format(R"(,"args":{{"step":{})", record.step);
-  if (of_unit) text += fmt::format(R"(,"unit":{})", quoted(unit));
+  if (of_unit) text += fmt::format(R"(,"unit":{})", json_text(unit));
   if (span.kind == SpanKind::wait) text += fmt::format(R"(,"for":"{}")", name_of(span.exposed));
   if (moves_bytes(span.kind)) {
     text += fmt::format(R"(,"phase":"{}","bytes":{})", name_of(span.phase), span.bytes);
@@ -187,14 +199,65 @@ std::string metadata(std::string_view what, int rank, int thread, std::string_vi
                      thread, argument);
 }
 
+// False with errno where the system refuses.
+bool write_all(int file, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t wrote = ::write(file, bytes.data(), bytes.size());
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0) return false;
+    bytes.remove_prefix(static_cast<std::size_t>(wrote));
+  }
+  return true;
+}
+
+// The whole of it or, when an Error says why, what was there before. What is no file (a pipe) takes
+// the bytes as they come.
+void write_file(const std::string& path, std::string_view bytes) {
+  std::error_code none;
+  const auto kind = std::filesystem::status(path, none).type();
+  const bool in_place =
+      kind != std::filesystem::file_type::not_found && kind != std::filesystem::file_type::regular;
+  const std::string written = in_place ? path : fmt::format("{}.partial-{}", path, ::getpid());
+  const auto refuse = [&](const char* call) {
+    const int error = errno;
+    if (!in_place) ::unlink(written.c_str());
+    fail(ErrorCode::runtime, "trace {} cannot be written: {}", path, describe_errno(call, error));
+  };
+  const int file =
+      ::open(written.c_str(), O_WRONLY | O_CLOEXEC | (in_place ? 0 : O_CREAT | O_TRUNC), 0666);
+  if (file < 0) refuse("open");
+  const bool whole = write_all(file, bytes);
+  const int error = errno;
+  const bool closed = ::close(file) == 0;
+  if (!whole) errno = error;
+  if (!whole || !closed) refuse(whole ? "close" : "write");
+  if (!in_place && ::rename(written.c_str(), path.c_str()) != 0) refuse("rename");
+}
+
 }  // namespace
 
+// In rounds: in each of them every rank tells a piece, and rank 0 alone keeps them.
 std::vector<StepRecord> gather_records(const Context& context, const StepRecord& mine) {
-  const std::vector<std::string> texts =
-      context.communicator().exchange(encode_record(mine), trace_tag);
+  comm::Communicator& communicator = context.communicator();
+  const auto ranks = static_cast<std::size_t>(context.world_size());
+  const std::string text = encode_record(mine, std::max(gathered_spans / ranks, fewest_spans));
+  const std::size_t piece = std::max(round_bytes / ranks, fewest_bytes);
+  std::vector<std::string> texts(ranks);
+  bool more = true;
+  for (std::size_t at = 0; more; at += piece) {
+    const std::string_view rest = std::string_view(text).substr(std::min(at, text.size()));
+    std::string message(rest.size() > piece ? "+" : ".");
+    message += rest.substr(0, piece);
+    more = false;
+    const std::vector<std::string> pieces = communicator.exchange(message, trace_tag);
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      more = more || pieces[rank].front() == '+';
+      if (context.is_main()) texts[rank] += std::string_view(pieces[rank]).substr(1);
+    }
+  }
   std::vector<StepRecord> records;
   if (context.is_main()) {
-    for (const std::string& text : texts) records.push_back(decode_record(text));
+    for (const std::string& part : texts) records.push_back(decode_record(part));
   }
   return records;
 }
@@ -238,7 +301,8 @@ std::string trace_events(const std::vector<StepRecord>& ranks,
         event_begin(fmt::format("step {}", record.step), "step", rank, 0, record.begin, record.end);
     text += fmt::format(
         R"(,"args":{{"step":{},"exposed_us":{:.3f},"schedule_us":{:.3f},"lost_spans":{}}}}})",
-        record.step, record.exposed() * 1e6, record.schedule_seconds * 1e6, record.lost);
+        record.step, record.exposed() * 1e6, record.schedule_seconds * 1e6,
+        record.lost + record.lost_behind);
     text += "\n";
     const WaitsOfCollectives waits(record, units.size());
     for (std::size_t i = 0; i < record.spans.size(); ++i) {
@@ -258,14 +322,8 @@ void write_trace(const Context& context, StepRecorder& recorder, const std::stri
   recorder.complete();
   const std::vector<StepRecord> records = gather_records(context, recorder.last());
   if (!context.is_main()) return;
-  std::ofstream stream(file, std::ios::binary);
-  TESSERA_CHECK(stream.is_open(), ErrorCode::runtime, "trace {} cannot be written: {}", file,
-                describe_errno("open", errno));
-  stream << trace_begin() << trace_names(context.world_size())
-         << trace_events(records, recorder.units()) << trace_end();
-  stream.close();
-  TESSERA_CHECK(stream.good(), ErrorCode::runtime, "trace {}: {}", file,
-                describe_errno("write", errno));
+  write_file(file, trace_begin() + trace_names(context.world_size()) +
+                       trace_events(records, recorder.units()) + trace_end());
 }
 
 }  // namespace tessera

@@ -3,11 +3,13 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
-#include <random>
 
 #include <cerrno>
 #include <cstring>
+#include <random>
 
 #include "kernels/base/error.h"
 
@@ -125,16 +127,69 @@ std::optional<TokenStreamFormat> recognise_token_stream(const std::filesystem::p
   return TokenStreamFormat{"uint16", 0, file_bytes / 2, 2, "", 0, 0, {}};
 }
 
+namespace {
+
+// A writer holds a lock on its file, which ends with its process.
+constexpr std::string_view partial_mark = ".partial-";
+constexpr std::size_t partial_digits = 8;
+
+bool is_partial_of(const std::string& stream, const std::string& name) {
+  const std::size_t digits_at = stream.size() + partial_mark.size();
+  return name.size() == digits_at + partial_digits && name.starts_with(stream) &&
+         name.compare(stream.size(), partial_mark.size(), partial_mark) == 0 &&
+         name.find_first_not_of("0123456789abcdef", digits_at) == std::string::npos;
+}
+
+// What killed processes left of the same stream, each as large as the corpus. Where that cannot be
+// removed, writing goes on.
+void remove_stale_partials(const std::filesystem::path& stream) {
+  std::error_code ended;
+  const std::filesystem::path folder = stream.has_parent_path() ? stream.parent_path() : ".";
+  std::filesystem::directory_iterator entry(folder, ended);
+  for (; !ended && entry != std::filesystem::directory_iterator(); entry.increment(ended)) {
+    const std::filesystem::path& path = entry->path();
+    if (!is_partial_of(stream.filename().string(), path.filename().string())) continue;
+    const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (file < 0) continue;
+    struct stat status {};
+    const bool is_stale = ::fstat(file, &status) == 0 && S_ISREG(status.st_mode) &&
+                          ::flock(file, LOCK_EX | LOCK_NB) == 0;
+    if (is_stale) ::unlink(path.c_str());
+    ::close(file);
+  }
+}
+
+// New, locked, and still there: between its making and its lock another may take it for stale.
+int open_partial(const std::string& path) {
+  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+  if (file < 0) return file;
+  // On a file system without locks nobody gets one to remove it, either.
+  const bool is_taken = ::flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  struct stat status {};
+  if (!is_taken && ::fstat(file, &status) == 0 && status.st_nlink > 0) return file;
+  ::unlink(path.c_str());
+  ::close(file);
+  errno = EEXIST;
+  return -1;
+}
+
+}  // namespace
+
 TokenStreamWriter::TokenStreamWriter(std::filesystem::path path, const Tokenizer& tokenizer,
                                      const TextStamp& source)
     : path_(std::move(path)),
-      temporary_(fmt::format("{}.partial-{:08x}", path_.string(), std::random_device{}())),
       tokenizer_(tokenizer.name().substr(0, longest_name)),
       fingerprint_(tokenizer.fingerprint()),
       vocabulary_(tokenizer.vocabulary_size()),
       bytes_per_token_(vocabulary_ <= 65536 ? 2 : 4),
       source_(source) {
-  file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+  remove_stale_partials(path_);
+  std::random_device random;
+  for (int attempts = 0; file_ < 0 && attempts < 10; ++attempts) {
+    temporary_ = fmt::format("{}{}{:08x}", path_.string(), partial_mark, random());
+    file_ = open_partial(temporary_.string());
+    if (file_ < 0 && errno != EEXIST) break;
+  }
   TESSERA_CHECK(file_ >= 0, ErrorCode::data, "token stream {} cannot be written: {}",
                 path_.string(), describe_errno("open", errno));
 }

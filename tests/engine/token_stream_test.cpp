@@ -257,6 +257,25 @@ TEST(TokenizedText, IsTokenisedOnce) {
   EXPECT_EQ(Corpus(text, tokenizer).tokens(), 7);
 }
 
+// What a killed process left goes with the next writer, what one has open stays.
+TEST(TokenStreams, StalePartsAreRemoved) {
+  const StreamFolder folder;
+  const WordLengths tokenizer;
+  const fs::path stale = folder.write("text.tokens.partial-0123abcd", "half a corpus");
+  const fs::path others = folder.write("other.tokens.partial-0123abcd", "of another stream");
+  const fs::path named = folder.write("text.tokens.partial-mine", "of the user");
+  TokenStreamWriter first(folder / "text.tokens", tokenizer, {});
+  EXPECT_FALSE(fs::exists(stale));
+  EXPECT_EQ(folder.files(), 3u);
+  TokenStreamWriter second(folder / "text.tokens", tokenizer, {});
+  EXPECT_EQ(folder.files(), 4u);
+  first.finish();
+  second.finish();
+  EXPECT_EQ(folder.files(), 3u);
+  EXPECT_TRUE(fs::exists(others));
+  EXPECT_TRUE(fs::exists(named));
+}
+
 TEST(TokenizedText, ByOneOfAllRanks) {
   const StreamFolder folder;
   std::string contents;

@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <map>
 #include <mutex>
 #include <set>
@@ -14,8 +16,10 @@
 
 #include "kernels/base/error.h"
 #include "sharding/plan.h"
+#include "sharding/recording.h"
 #include "sharding/sharding_testing.h"
 #include "sharding/span_queue.h"
+#include "sharding/trace.h"
 #include "support/sanitizers.h"
 
 namespace tessera {
@@ -206,11 +210,16 @@ TEST(StepRecorder, WhatGoesToAFileHasALaneOfItsOwn) {
 
 // A rank that comes late is waited for, and the time is not the schedule's.
 TEST(StepRecorder, WaitingForALateRankIsExposedAndNoWorkOfTheSchedule) {
+  std::atomic<bool> begun = false;
   on_ranks(2, toy_options(Strategy::full_shard),
            [&](Context& context, ToyTransformer& net, ShardedModel& model) {
              optim::Sgd optimizer(model.parameters(), {.lr = 0.1});
              take_step(context, net, model, optimizer, 1);
-             if (context.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(150));
+             if (context.rank() == 0) begun = true;
+             if (context.rank() == 1) {
+               while (!begun) std::this_thread::yield();
+               std::this_thread::sleep_for(std::chrono::milliseconds(400));
+             }
              take_step(context, net, model, optimizer, 2);
              const StepRecord& record = model.record()->last();
              if (context.rank() == 1) return;
@@ -334,8 +343,137 @@ TEST(StepRecorder, WhatComesAfterAStepIsBounded) {
   for (int i = 0; i < many; ++i) recorder.add({SpanKind::save, Lane::save});
   recorder.complete();
   EXPECT_LT(recorder.last().spans.size(), 20'000u);
-  EXPECT_EQ(recorder.last().spans.size() - 1 + recorder.last().lost,
+  EXPECT_EQ(recorder.last().spans.size() - 1 + recorder.last().lost + recorder.last().lost_behind,
             static_cast<std::size_t>(many) + 1);
+}
+
+// It is no loss of the step, nor of the next, and a save after it has room.
+TEST(StepRecorder, AnEvaluationTakesNothingFromStepsAndSaves) {
+  StepRecorder recorder({"", "block"}, Device::cpu());
+  recorder.begin_step(1);
+  recorder.end_step();
+  Span span;
+  span.kind = SpanKind::all_gather;
+  span.lane = Lane::gather;
+  span.begin = span.end = recorder.last().end;
+  for (int i = 0; i < 100'000; ++i) recorder.add(span);
+  span.kind = SpanKind::save;
+  span.lane = Lane::save;
+  recorder.add(span);
+  recorder.complete();
+  EXPECT_EQ(recorder.last().lost, 0u);
+  EXPECT_GT(recorder.last().lost_behind, 0u);
+  EXPECT_EQ(of_lane(recorder.last(), Lane::save).size(), 1u);
+  recorder.begin_step(2);
+  recorder.end_step();
+  EXPECT_EQ(recorder.last().lost + recorder.last().lost_behind, 0u);
+}
+
+TEST(StepRecorder, SpansWithoutRoomAreInTheSums) {
+  StepRecorder recorder({"", "block"}, Device::cpu());
+  constexpr std::uint64_t many = (std::uint64_t{1} << 20) + 1000;
+  recorder.begin_step(1);
+  for (std::uint64_t i = 0; i < many; ++i) {
+    recorder.add({SpanKind::all_gather, Lane::gather, comm::Phase::forward, Exposed::other, 0, 3});
+    recorder.add({SpanKind::data, Lane::copy, comm::Phase::other, Exposed::other, 0, 0, 0, 1000});
+  }
+  recorder.end_step();
+  const StepRecord& record = recorder.last();
+  EXPECT_EQ(record.spans.size() + record.lost, 2 * many + 1);
+  EXPECT_GE(record.lost, many);
+  ASSERT_EQ(record.collectives.size(), 1u);
+  EXPECT_EQ(record.collectives[0].calls, many);
+  EXPECT_EQ(record.collectives[0].bytes, 3 * many);
+  EXPECT_NEAR(record.data_seconds, 1e-6 * static_cast<double>(many), 1e-6);
+}
+
+// Longer than what is sent at once, and of different lengths.
+TEST(StepRecorder, RecordsOfAllRanksComeTogether) {
+  on_ranks(3, toy_options(Strategy::full_shard),
+           [&](Context& context, ToyTransformer&, ShardedModel&) {
+             StepRecord mine;
+             mine.step = 7;
+             mine.lost = static_cast<std::uint64_t>(context.rank());
+             const auto count = static_cast<std::size_t>(context.rank()) * 150'000;
+             for (std::size_t i = 0; i < count; ++i) {
+               mine.spans.emplace_back().begin = static_cast<std::int64_t>(i);
+             }
+             const std::vector<StepRecord> all = gather_records(context, mine);
+             if (!context.is_main()) {
+               EXPECT_TRUE(all.empty());
+               return;
+             }
+             ASSERT_EQ(all.size(), 3u);
+             for (std::size_t rank = 0; rank < 3; ++rank) {
+               EXPECT_EQ(all[rank].step, 7);
+               EXPECT_EQ(all[rank].lost, rank);
+               ASSERT_EQ(all[rank].spans.size(), rank * 150'000);
+               for (std::size_t i = 0; i < all[rank].spans.size(); ++i)
+                 ASSERT_EQ(all[rank].spans[i].begin, static_cast<std::int64_t>(i));
+             }
+           });
+}
+
+TEST(StepRecorder, ATraceIsWrittenWholeOrNotAtAll) {
+  const std::filesystem::path folder =
+      std::filesystem::path(::testing::TempDir()) / "tessera-written-trace";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder / "taken.json");
+  on_ranks(2, toy_options(Strategy::full_shard),
+           [&](Context& context, ToyTransformer& net, ShardedModel& model) {
+             optim::Sgd optimizer(model.parameters(), {.lr = 0.1});
+             take_step(context, net, model, optimizer, 1);
+             write_trace(context, *model.record(), (folder / "trace.json").string());
+             const auto refused = [&](const std::string& file, const char* why) {
+               try {
+                 write_trace(context, *model.record(), file);
+                 EXPECT_FALSE(context.is_main());
+               } catch (const Error& error) {
+                 EXPECT_NE(std::string(error.what()).find(why), std::string::npos) << error.what();
+               }
+             };
+             refused("/dev/full", "No space left");
+             refused((folder / "none/trace.json").string(), "No such file");
+             refused((folder / "taken.json").string(), "Is a directory");
+           });
+  EXPECT_GT(std::filesystem::file_size(folder / "trace.json"), 1000u);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 2);
+  std::filesystem::remove_all(folder);
+}
+
+// As of a GPU that has failed: what unwinds the stack goes on, and the step is nowhere.
+TEST(StepRecorder, AClockThatFailsDropsTheStepAlone) {
+  bool fails = false;
+  std::int64_t time = 0;
+  Recording recording(Device::cpu(), [&] {
+    if (fails) throw Error(ErrorCode::runtime, "planted");
+    return Recording::Moment{++time, nullptr};
+  });
+  recording.begin_step(1);
+  recording.end_step();
+  for (std::int64_t step = 2; step <= 8; step += 2) {
+    recording.begin_step(step);
+    recording.enter({SpanKind::schedule, Exposed::other, 1});
+    recording.open({SpanKind::forward, Exposed::other, 1});
+    fails = true;
+    if (step == 2) recording.leave();
+    if (step == 4) recording.enter({SpanKind::wait, Exposed::reduce, 1});
+    if (step == 6) recording.set_base(SpanKind::backward);
+    if (step == 8) recording.abandon_backward();
+    if (step == 4) recording.leave();
+    if (step != 2) recording.leave();
+    recording.close(SpanKind::forward, 1);
+    EXPECT_FALSE(recording.records());
+    fails = false;
+    recording.end_step();
+    EXPECT_EQ(recording.last().step, step - 1);
+    recording.complete();
+    recording.begin_step(step + 1);
+    recording.end_step();
+    EXPECT_EQ(recording.last().step, step + 1);
+    ASSERT_EQ(recording.last().spans.size(), 1u);
+    EXPECT_EQ(recording.last().spans[0].kind, SpanKind::other);
+  }
 }
 
 TEST(SpanQueue, FullQueuesLoseAndCount) {
