@@ -137,12 +137,13 @@ const char* truth_text(bool value) {
 }
 
 AnswerLines sharding_lines(const ConfigAnswers& answers) {
-  AnswerLines lines = {{"fsdp_version", std::to_string(answers.version)},
-                 {"fsdp_offload_params", truth_text(answers.offload)},
-                 {"fsdp_auto_wrap_policy", answers.wrap_policy},
-                 {"fsdp_state_dict_type", answers.state_dict_type},
-                 {"fsdp_cpu_ram_efficient_loading", "true"},
-                 {"fsdp_activation_checkpointing", truth_text(answers.activation_checkpointing)}};
+  AnswerLines lines = {
+      {"fsdp_version", std::to_string(answers.version)},
+      {"fsdp_offload_params", truth_text(answers.offload)},
+      {"fsdp_auto_wrap_policy", answers.wrap_policy},
+      {"fsdp_state_dict_type", answers.state_dict_type},
+      {"fsdp_cpu_ram_efficient_loading", "true"},
+      {"fsdp_activation_checkpointing", truth_text(answers.activation_checkpointing)}};
   if (answers.version == 1) {
     lines["fsdp_sharding_strategy"] = answers.strategy;
     lines["fsdp_backward_prefetch"] = answers.backward_prefetch;
@@ -192,16 +193,16 @@ ConfigAnswers ask_questions(const Ask& ask) {
 
 std::string config_text(const ConfigAnswers& answers) {
   const AnswerLines top = {{"compute_environment", "LOCAL_MACHINE"},
-                     {"debug", "false"},
-                     {"distributed_type", type_text(answers)},
-                     {"machine_rank", "0"},
-                     {"main_training_function", "main"},
-                     {"mixed_precision", answers.mixed_precision == "no" ? "'no'" : "bf16"},
-                     {"num_machines", "1"},
-                     {"num_processes", std::to_string(answers.processes)},
-                     {"rdzv_backend", "static"},
-                     {"same_network", "true"},
-                     {"use_cpu", truth_text(answers.cpu)}};
+                           {"debug", "false"},
+                           {"distributed_type", type_text(answers)},
+                           {"machine_rank", "0"},
+                           {"main_training_function", "main"},
+                           {"mixed_precision", answers.mixed_precision == "no" ? "'no'" : "bf16"},
+                           {"num_machines", "1"},
+                           {"num_processes", std::to_string(answers.processes)},
+                           {"rdzv_backend", "static"},
+                           {"same_network", "true"},
+                           {"use_cpu", truth_text(answers.cpu)}};
   std::string text;
   for (const auto& [name, value] : top) {
     text += fmt::format("{}: {}\n", name, value);

@@ -67,7 +67,7 @@ struct MemoryPlan {
   std::string unit;   // where the peak is: "" is the root
   std::string_view phase;
   std::vector<PlannedCollective> collectives;  // of one step; without control messages
-  std::shared_ptr<const PlannedStep> step;      // what the last step does; of PlanWorld::timed
+  std::shared_ptr<const PlannedStep> step;     // what the last step does; of PlanWorld::timed
   [[nodiscard]] std::size_t total() const { return memory.total(); }
   [[nodiscard]] std::uint64_t moved_bytes() const;
 };
