@@ -49,7 +49,7 @@ void set_failed(BenchRow& row, const std::string& status, const std::string& rea
 
 // What a row was measured with, else what all of its report were.
 BenchJson settings_of(const BenchJson& row, const BenchJson& report) {
-  const BenchJson own = row.value("settings", BenchJson());
+  BenchJson own = row.value("settings", BenchJson());
   if (own.is_object()) return own;
   const BenchJson all = report.value("settings", BenchJson());
   return all.is_object() ? all : BenchJson::object();
