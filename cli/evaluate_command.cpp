@@ -150,6 +150,8 @@ int EvaluateCommand::run() const {
   TESSERA_CHECK(std::find(task_names().begin(), task_names().end(), task) != task_names().end(),
                 ErrorCode::usage, "--task {}: there are {}{}", task, fmt::join(task_names(), ", "),
                 did_you_mean(task, task_names()));
+  TESSERA_CHECK(labels.empty() || task == "accuracy", ErrorCode::usage,
+                "--labels: --task {} has no classes; leave it out", task);
   TESSERA_CHECK(!data.empty(), ErrorCode::usage, "give what to evaluate on as --data FILE");
   (void)choices();
   const comm::World world = comm::world_from_environment();

@@ -219,6 +219,7 @@ TEST_F(EvaluateCommandTest, BadArgumentsAreRefused) {
   expect_evaluate_refused(run_program(arguments({"--sharding-strategy", "FULL_SHARE"})), 2,
                           "FULL_SHARD");
   expect_evaluate_refused(run_program(arguments({"--label-scale", "0"})), 2, "--label-scale");
+  expect_evaluate_refused(run_program(arguments({"--labels", "no,yes"})), 2, "no classes");
   expect_evaluate_refused(run_program({"evaluate", path("encoder")}), 2, "--data");
   std::vector<std::string> all = arguments();
   all[5] = "6,7";
