@@ -77,9 +77,9 @@ AsyncSaver::~AsyncSaver() {
   }
 }
 
-void AsyncSaver::reserve() {
+void AsyncSaver::reserve(const checkpoint::StateNames& names) {
   state_->snapshot.reserve(
-      checkpoint::state_of(state_->model, &state_->optimizer, checkpoint::Direction::save),
+      checkpoint::state_of(state_->model, &state_->optimizer, checkpoint::Direction::save, names),
       state_->context.device());
 }
 
@@ -115,6 +115,7 @@ AsyncSaver::Pause AsyncSaver::save(const std::string& folder, const SaveOptions&
     if (!launch.empty()) options.line.launch = launch;
   }
   const auto begin = Clock::now();
+  state_->model.compare_ignored_parameters();
   const checkpoint::State state = state_to_save(state_->model, state_->optimizer, options);
   try {
     checkpoint::SaveJob job = checkpoint::step_job(

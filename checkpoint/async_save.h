@@ -33,7 +33,7 @@ class AsyncSaver {
   AsyncSaver& operator=(const AsyncSaver&) = delete;
 
   // Makes the memory of the copy, and optimizer state where there is none yet.
-  void reserve();
+  void reserve(const checkpoint::StateNames& names = {});
 
   struct Pause {
     double waited_seconds = 0;  // for the save before

@@ -33,6 +33,12 @@ enum class StateDictType : std::uint8_t {
 
 namespace tessera {
 
+namespace checkpoint {
+// What a parameter is called in a checkpoint, by its own name and whether it is trained; an empty
+// name: the checkpoint does not have it. No function: everything, under its own name.
+using StateNames = std::function<std::string(const std::string& name, bool trained)>;
+}  // namespace checkpoint
+
 struct SaveOptions {
   std::int64_t step = 0;
   checkpoint::StateDictType type = checkpoint::StateDictType::full;
@@ -44,6 +50,10 @@ struct SaveOptions {
   // FULL: the model's tensors whose names begin with one of these and a dot go into the file
   // model.safetensors of a folder of that name, and have the rest of their names there.
   std::set<std::string> tensor_folders = {};
+  checkpoint::StateNames names = {};
+  // FULL: of the file that has the model's tensors, without ".safetensors". Tensors in folders go
+  // into model.safetensors all the same.
+  std::string model_file = "model";
   checkpoint::Line line = {};        // which run the step belongs to
   std::optional<double> score = {};  // validation loss: the lower the better
   int keep_best = 0;  // retention leaves the steps with the lowest scores, beside the newest

@@ -2,15 +2,21 @@
 #include "checkpoint/checksum.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <cstring>
 #include <new>
 
+#include "checkpoint/xxh3.h"
 #include "kernels/base/error.h"
 
 namespace tessera::checkpoint {
+namespace {
+
+// A call of the system costs about as much as copying this many bytes.
+constexpr std::size_t smallest_read = std::size_t{32} << 10;
+
+}  // namespace
 
 std::uint64_t checksum(const void* data, std::size_t bytes) {
   return XXH3_64bits(data, bytes);
@@ -111,11 +117,15 @@ VerifiedFile::VerifiedFile(const std::filesystem::path& folder, const FileRecord
                 bytes < record.bytes ? "truncated" : "damaged");
 }
 
-void VerifiedFile::load_chunk(std::size_t chunk, void* data) {
+// All of a chunk to where it belongs, piece by piece, and verified there.
+void VerifiedFile::load_chunk(std::size_t chunk, std::span<const Part> parts) {
   const ChunkMap::Range range = map_.range(chunk);
-  const auto bytes = static_cast<std::size_t>(range.end - range.begin);
-  file_.read_at(range.begin, data, bytes);
-  if (checksum(data, bytes) == record_.chunks[chunk]) return;
+  ChunkHasher hasher(range.end - range.begin);
+  for (const Part& part : parts) {
+    file_.read_at(part.offset, part.data, part.bytes);
+    hasher.update(part.data, part.bytes);
+  }
+  if (hasher.sums().at(0) == record_.chunks[chunk]) return;
   const std::string holds =
       describe_ ? fmt::format(" ({})", describe_(range.begin, range.end)) : std::string();
   fail(ErrorCode::checkpoint,
@@ -127,30 +137,55 @@ void VerifiedFile::verify_chunk(std::size_t chunk) {
   const ChunkMap::Range range = map_.range(chunk);
   buffered_ = none;
   buffer_.resize(static_cast<std::size_t>(range.end - range.begin));
-  load_chunk(chunk, buffer_.data());
+  const Part whole{range.begin, buffer_.data(), buffer_.size()};
+  load_chunk(chunk, {&whole, 1});
   buffered_ = chunk;
 }
 
-void VerifiedFile::read(std::uint64_t offset, void* data, std::size_t bytes) {
-  TESSERA_REQUIRE(offset <= record_.bytes && bytes <= record_.bytes - offset,
-                  "bytes [{}, {}) are not in '{}'", offset, offset + bytes, path().string());
-  auto* out = static_cast<std::byte*>(data);
-  while (bytes > 0) {
-    const std::size_t chunk = map_.at(offset);
-    const ChunkMap::Range range = map_.range(chunk);
-    const auto inside = static_cast<std::size_t>(offset - range.begin);
-    const auto whole = static_cast<std::size_t>(range.end - range.begin);
-    const std::size_t part = std::min(bytes, whole - inside);
-    if (part == whole && buffered_ != chunk) {
-      load_chunk(chunk, out);  // verified where it belongs, without a copy
-    } else {
-      if (buffered_ != chunk) verify_chunk(chunk);
-      std::memcpy(out, buffer_.data() + inside, part);
-    }
-    out += part;
-    offset += part;
-    bytes -= part;
+void VerifiedFile::take_from_chunk(std::size_t chunk, std::span<const Part> parts) {
+  const ChunkMap::Range range = map_.range(chunk);
+  std::size_t wanted = 0;
+  for (const Part& part : parts) wanted += part.bytes;
+  const bool has_all = wanted == range.end - range.begin;
+  if (buffered_ != chunk && has_all &&
+      (parts.size() == 1 || wanted / parts.size() >= smallest_read))
+    return load_chunk(chunk, parts);
+  if (buffered_ != chunk) verify_chunk(chunk);
+  for (const Part& part : parts) {
+    std::memcpy(part.data, buffer_.data() + (part.offset - range.begin), part.bytes);
   }
+}
+
+void VerifiedFile::read(std::uint64_t offset, void* data, std::size_t bytes) {
+  const Part part{offset, static_cast<std::byte*>(data), bytes};
+  read({&part, 1});
+}
+
+void VerifiedFile::read(std::span<const Part> parts) {
+  std::vector<Part> of_chunk;
+  std::size_t chunk = none;
+  std::uint64_t before = 0;
+  for (Part part : parts) {
+    TESSERA_REQUIRE(part.offset <= record_.bytes && part.bytes <= record_.bytes - part.offset,
+                    "bytes [{}, {}) are not in '{}'", part.offset, part.offset + part.bytes,
+                    path().string());
+    TESSERA_REQUIRE(part.offset >= before, "byte {} of '{}' is asked for after byte {}",
+                    part.offset, path().string(), before);
+    before = part.offset + part.bytes;
+    while (part.bytes > 0) {
+      const std::size_t next = map_.at(part.offset);
+      if (next != chunk && !of_chunk.empty()) {
+        take_from_chunk(chunk, of_chunk);
+        of_chunk.clear();
+      }
+      chunk = next;
+      const auto left = static_cast<std::size_t>(map_.range(chunk).end - part.offset);
+      const std::size_t taken = std::min(part.bytes, left);
+      of_chunk.push_back({part.offset, part.data, taken});
+      part = {part.offset + taken, part.data + taken, part.bytes - taken};
+    }
+  }
+  if (!of_chunk.empty()) take_from_chunk(chunk, of_chunk);
 }
 
 }  // namespace tessera::checkpoint

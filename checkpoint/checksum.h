@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -92,6 +93,15 @@ class VerifiedFile {
 
   // Bytes [offset, offset + bytes). Cheapest in rising order: the last chunk is kept.
   void read(std::uint64_t offset, void* data, std::size_t bytes);
+  // Bytes of the file that are wanted, and where.
+  struct Part {
+    std::uint64_t offset = 0;
+    std::byte* data = nullptr;
+    std::size_t bytes = 0;
+  };
+  // Parts in rising order that do not overlap. A chunk that they have all of between them goes
+  // straight to its places, without a copy.
+  void read(std::span<const Part> parts);
   void verify_chunk(std::size_t chunk);
 
   [[nodiscard]] const std::filesystem::path& path() const { return file_.path(); }
@@ -99,7 +109,8 @@ class VerifiedFile {
   [[nodiscard]] const File& unverified() const { return file_; }
 
  private:
-  void load_chunk(std::size_t chunk, void* data);
+  void load_chunk(std::size_t chunk, std::span<const Part> parts);
+  void take_from_chunk(std::size_t chunk, std::span<const Part> parts);
 
   static constexpr std::size_t none = static_cast<std::size_t>(-1);
   FileRecord record_;

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "checkpoint/convert/header_bytes.h"
+#include "checkpoint/convert/merged_source.h"
 #include "checkpoint/convert/plan.h"
 #include "checkpoint/convert/stream.h"
 #include "checkpoint/convert/target.h"
@@ -18,6 +19,7 @@
 #include "checkpoint/formats/streamed_file.h"
 #include "checkpoint/lineage.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/peft.h"
 #include "kernels/base/error.h"
 
 namespace tessera::checkpoint {
@@ -119,6 +121,34 @@ std::vector<ConvertedTensor> write_payload(const formats::Format& format, const 
   return tensors;
 }
 
+// The PEFT folder of a conversion that merges; nothing for any other.
+fs::path adapter_to_merge(const fs::path& path, const ConvertOptions& options) {
+  const bool is_adapter = is_peft_folder(path.string());
+  TESSERA_CHECK(!options.merge || is_adapter, ErrorCode::usage,
+                "--merge: '{}' has no {}, and so no adapter to merge", path.string(),
+                peft_config_file);
+  TESSERA_CHECK(options.merge || !is_adapter, ErrorCode::usage,
+                "'{}' holds an adapter, without the model that it is for; --merge writes that "
+                "model with the adapter in its weights",
+                path.string());
+  TESSERA_CHECK(options.merge || options.base.empty(), ErrorCode::usage,
+                "--base {}: is for --merge", options.base.string());
+  return options.merge ? path : fs::path();
+}
+
+fs::path base_of(const fs::path& adapter, const ConvertOptions& options) {
+  fs::path base =
+      options.base.empty() ? fs::path(read_peft_config(adapter.string()).base) : options.base;
+  std::error_code error;
+  TESSERA_CHECK(!base.empty() && fs::exists(base, error), ErrorCode::configuration,
+                "'{}': its base model '{}' is not here; name the base's folder with --base",
+                adapter.string(), base.string());
+  TESSERA_CHECK(!is_peft_folder(base.string()), ErrorCode::configuration,
+                "'{}': its base '{}' is an adapter itself; merge that one first", adapter.string(),
+                base.string());
+  return base;
+}
+
 }  // namespace
 
 std::vector<fs::path> steps_of_run(const fs::path& path) {
@@ -148,9 +178,12 @@ ConvertReport convert(const fs::path& source_path, const fs::path& target_path,
                 options.world_size);
   TESSERA_CHECK(!options.dtype || is_floating(*options.dtype), ErrorCode::usage,
                 "weights cannot be converted to {}", name_of(*options.dtype));
-  const fs::path path = step_of_run(source_path);
+  const fs::path adapter = adapter_to_merge(step_of_run(source_path), options);
+  const fs::path path =
+      adapter.empty() ? step_of_run(source_path) : step_of_run(base_of(adapter, options));
   const formats::Format& from = formats::recognise(path);
   check_apart(path, target_path);
+  if (!adapter.empty()) check_apart(adapter, target_path);
   const Stamps before = stamps_of(path);
   const std::uint64_t headers = header_bytes(path);
   TESSERA_CHECK(
@@ -158,9 +191,15 @@ ConvertReport convert(const fs::path& source_path, const fs::path& target_path,
       "--max-memory: the headers of '{}' have {} bytes, more than the {} that are allowed; "
       "allow several times as much as they have",
       path.string(), headers, options.max_memory);
-  const auto source = from.open(path);
-  const bool is_step =
-      from.name == std::string_view("full") || from.name == std::string_view("sharded");
+  auto source = from.open(path);
+  if (!adapter.empty()) {
+    const std::optional<std::string> config = model_config_text(source->contents());
+    source = open_merged(adapter, std::move(source),
+                         options.lies_in_out && config ? options.lies_in_out(*config)
+                                                       : std::map<std::string, bool>());
+  }
+  const bool is_step = adapter.empty() && (from.name == std::string_view("full") ||
+                                           from.name == std::string_view("sharded"));
   ConversionPlan plan = plan_conversion(*source, to, options, !is_step);
   const std::size_t block_bytes = block_bytes_for(options.max_memory, before_bytes, *source, plan);
 
@@ -179,8 +218,9 @@ ConvertReport convert(const fs::path& source_path, const fs::path& target_path,
     report.verified = true;
   }
   target.publish();
-  report.source = path.string();
-  report.source_format = from.name;
+  report.source = adapter.empty() ? path.string() : adapter.string();
+  report.source_format =
+      adapter.empty() ? from.name : fmt::format("an adapter over {}, {}", path.string(), from.name);
   report.target = target_path.string();
   report.target_format = to.name;
   report.bytes_read = plan.bytes_read;

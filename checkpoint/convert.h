@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -31,6 +32,14 @@ struct ConvertOptions {
   // leaves no room in it.
   std::uint64_t max_memory = 256'000'000;
   bool whole_process = false;
+  // The source is PEFT's folder of an adapter: the weights of its base with the adapter multiplied
+  // in are what is converted. `base` is the base's place, where adapter_config.json's is not it.
+  bool merge = false;
+  std::filesystem::path base = {};
+  // Given the text of the base's config.json, the names of its linear layers' weights, and whether
+  // they lie [in, out]. A layer without a name there goes by the shapes, and where these are equal
+  // by the adapter's fan_in_fan_out.
+  std::function<std::map<std::string, bool>(const std::string& config)> lies_in_out = {};
   bool verify = false;  // read the result again and compare
   bool force = false;   // replace a checkpoint at the target
   std::function<void(const ConvertProgress&)> progress = {};

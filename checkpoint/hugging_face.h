@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "checkpoint/safetensors.h"
+#include "checkpoint/state.h"
 
 namespace tessera::checkpoint {
 
@@ -27,5 +29,12 @@ struct HuggingFaceFolder {
 
 // The index is believed only as far as the files bear it out.
 HuggingFaceFolder open_hugging_face(const std::filesystem::path& folder);
+
+// What load_hugging_face() does with an opened folder; `message` makes the error of what does not
+// fit.
+void fill_from(const HuggingFaceFolder& opened, std::vector<LogicalTensor>& tensors,
+               const std::vector<std::string>& ignored,
+               const std::function<std::vector<std::string>(const std::string& name)>& rename,
+               const std::function<std::string(const std::string& problems)>& message);
 
 }  // namespace tessera::checkpoint

@@ -53,12 +53,22 @@ bool matches_name(std::string_view pattern, std::string_view name) {
 void load_hugging_face(const std::string& folder, std::vector<LogicalTensor>& tensors,
                        const std::vector<std::string>& ignored,
                        std::vector<std::string> (*rename)(const std::string& name)) {
-  const HuggingFaceFolder opened = open_hugging_face(folder);
+  fill_from(open_hugging_face(folder), tensors, ignored, rename, [&](const std::string& problems) {
+    return fmt::format(
+        "the weights in '{}' do not fit the model: {}; check the folder's config.json", folder,
+        problems);
+  });
+}
+
+void fill_from(const HuggingFaceFolder& opened, std::vector<LogicalTensor>& tensors,
+               const std::vector<std::string>& ignored,
+               const std::function<std::vector<std::string>(const std::string& name)>& rename,
+               const std::function<std::string(const std::string& problems)>& message) {
   std::vector<std::string> problems;
   std::vector<std::pair<const SafetensorsFile*, const TensorEntry*>> sources;
   std::set<std::string> used;
   for (const LogicalTensor& tensor : tensors) {
-    const auto names = rename != nullptr ? rename(tensor.name) : std::vector{tensor.name};
+    const auto names = rename ? rename(tensor.name) : std::vector{tensor.name};
     auto it = opened.tensors.end();
     for (const std::string& name : names) {
       if ((it = opened.tensors.find(name)) != opened.tensors.end()) break;
@@ -85,9 +95,7 @@ void load_hugging_face(const std::string& folder, std::vector<LogicalTensor>& te
                                    [&](const std::string& p) { return matches_name(p, name); });
     if (!known) problems.push_back(fmt::format("unexpected tensor '{}'", name));
   }
-  TESSERA_CHECK(problems.empty(), ErrorCode::checkpoint,
-                "the weights in '{}' do not fit the model: {}; check the folder's config.json",
-                folder, join_some(problems));
+  TESSERA_CHECK(problems.empty(), ErrorCode::checkpoint, "{}", message(join_some(problems)));
   Staging staging;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     read_pieces(tensors[i], *sources[i].first, *sources[i].second, staging);

@@ -68,7 +68,8 @@ void check_section(const std::vector<LogicalTensor>& tensors,
 
 // One section of a save: its tensors with the dtypes that they have in the file.
 struct SectionToSave {
-  std::string stem;
+  std::string stem;  // of files in folders of their own
+  std::string file;  // of the others, without its extension
   const std::vector<LogicalTensor>& tensors;
   std::vector<TensorSpec> specs;
   RankPieces PieceLists::*pieces;
@@ -180,9 +181,9 @@ Section plan_full(const SectionToSave& section, const std::vector<PieceLists>& o
   const auto files = divide(section.specs, outside, limit);
   Section out;
   for (std::size_t file = 0; file < files.size(); ++file) {
-    out.files.push_back(files.size() == 1 ? section.stem + ".safetensors"
+    out.files.push_back(files.size() == 1 ? section.file + ".safetensors"
                                           : fmt::format("{}-{:05}-of-{:05}.safetensors",
-                                                        section.stem, file + 1, files.size()));
+                                                        section.file, file + 1, files.size()));
     plan_full_file(section, of_ranks, files[file], out.files.back(), plan);
   }
   for (const auto& [folder, tensors] : of_folder) {
@@ -190,7 +191,7 @@ Section plan_full(const SectionToSave& section, const std::vector<PieceLists>& o
     plan_full_file(section, of_ranks, tensors, out.files.back(), plan);
   }
   if (files.size() > 1) {
-    plan.texts[section.stem + ".safetensors.index.json"] =
+    plan.texts[section.file + ".safetensors.index.json"] =
         index_text(section.specs, files, out.files);
   }
   return out;
@@ -258,9 +259,9 @@ void check_coverage(const State& state, const std::vector<PieceLists>& of_ranks)
 SavePlan plan_save(const State& state, const SaveOptions& options,
                    const std::vector<PieceLists>& of_ranks, int rank, bool with_optimizer) {
   SavePlan plan;
-  const SectionToSave model{"model", state.model, specs_of(state.model, options.model_dtype),
-                            &PieceLists::model};
-  const SectionToSave optimizer{"optimizer", state.optimizer,
+  const SectionToSave model{"model", options.model_file, state.model,
+                            specs_of(state.model, options.model_dtype), &PieceLists::model};
+  const SectionToSave optimizer{"optimizer", "optimizer", state.optimizer,
                                 specs_of(state.optimizer, std::nullopt), &PieceLists::optimizer};
   if (options.type == StateDictType::full) {
     plan.model = plan_full(model, of_ranks, options.max_file_size, options.tensor_folders, plan);

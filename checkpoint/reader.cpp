@@ -31,9 +31,24 @@ struct PlannedRead {
 };
 using ReadsByFile = std::map<std::string, std::vector<PlannedRead>>;
 
+// Another model altogether, or an adapter where a whole model is wanted: what a list of all names
+// would say in a thousand words.
+bool has_nothing_in_common(const std::vector<LogicalTensor>& wanted, const Catalogue& stored) {
+  constexpr std::size_t few = 3;
+  return wanted.size() > few && stored.size() > few &&
+         std::none_of(wanted.begin(), wanted.end(),
+                      [&](const LogicalTensor& tensor) { return stored.contains(tensor.name); });
+}
+
 // Says what does not fit between what is wanted and what is there.
 void compare(const std::vector<LogicalTensor>& wanted, const Catalogue& stored,
              std::string_view section, std::vector<std::string>& problems) {
+  if (has_nothing_in_common(wanted, stored)) {
+    problems.push_back(fmt::format("none of its {} {} tensors ('{}') is one of the {} here ('{}')",
+                                   stored.size(), section, stored.begin()->first, wanted.size(),
+                                   wanted.front().name));
+    return;
+  }
   std::map<std::string, const LogicalTensor*> names;
   for (const LogicalTensor& tensor : wanted) {
     names.emplace(tensor.name, &tensor);
@@ -87,37 +102,71 @@ void plan_reads(const std::vector<LogicalTensor>& wanted, const Catalogue& store
   }
 }
 
-// One file at a time, in the order of its bytes: few open files, each chunk verified once.
+// A file's reads with the place of each in it, in the order of its bytes.
+std::vector<std::pair<std::uint64_t, PlannedRead>> in_file_order(
+    const VerifiedTensors& tensors, const fs::path& path, const std::vector<PlannedRead>& reads) {
+  std::vector<std::pair<std::uint64_t, PlannedRead>> ordered;
+  for (const PlannedRead& read : reads) {
+    const TensorEntry* entry = tensors.header().find(read.extent->key);
+    const std::size_t element = size_of(read.file_dtype);
+    TESSERA_CHECK(
+        entry != nullptr && entry->stored == &stored_dtype(read.file_dtype) &&
+            entry->end - entry->begin == static_cast<std::uint64_t>(read.extent->count) * element,
+        ErrorCode::checkpoint,
+        "'{}' does not hold '{}' of {} elements as its manifest says; it is damaged", path.string(),
+        read.extent->key, read.extent->count);
+    ordered.emplace_back(entry->begin + static_cast<std::uint64_t>(read.skip) * element, read);
+  }
+  std::sort(ordered.begin(), ordered.end(),
+            [](const auto& a, const auto& b) { return a.first < b.first; });
+  return ordered;
+}
+
+// What lies in the file as it is wanted in the host's memory.
+bool is_plain(const PlannedRead& read) {
+  return !read.in_file && read.device.type == DeviceType::cpu &&
+         read.file_dtype == read.memory_dtype;
+}
+
+void load_staged(VerifiedFile& file, std::uint64_t begin, const PlannedRead& read,
+                 Staging& staging) {
+  const auto get = [&](std::uint64_t offset, void* data, std::size_t bytes) {
+    file.read(begin + offset, data, bytes);
+  };
+  if (read.in_file) {
+    staging.load(read.in_file, read.count, read.file_dtype, read.memory_dtype, get);
+  } else {
+    staging.load(read.out, read.device, read.count, read.file_dtype, read.memory_dtype, get);
+  }
+}
+
+// One file at a time, in the order of its bytes: few open files, each chunk verified once. Plain
+// reads are handed over together, so that a chunk of several tensors needs no copy.
 void execute(const fs::path& folder, const Manifest& manifest, ReadsByFile& reads) {
   Staging staging;
   for (auto& [name, of_file] : reads) {
     VerifiedTensors tensors(folder, manifest.file(name));
-    std::vector<std::pair<std::uint64_t, PlannedRead>> ordered;
-    for (const PlannedRead& read : of_file) {
-      const TensorEntry* entry = tensors.header().find(read.extent->key);
-      const std::size_t element = size_of(read.file_dtype);
-      TESSERA_CHECK(
-          entry != nullptr && entry->stored == &stored_dtype(read.file_dtype) &&
-              entry->end - entry->begin == static_cast<std::uint64_t>(read.extent->count) * element,
-          ErrorCode::checkpoint,
-          "'{}' does not hold '{}' of {} elements as its manifest says; it is damaged",
-          tensors.file().path().string(), read.extent->key, read.extent->count);
-      ordered.emplace_back(entry->begin + static_cast<std::uint64_t>(read.skip) * element, read);
-    }
-    std::sort(ordered.begin(), ordered.end(),
-              [](const auto& a, const auto& b) { return a.first < b.first; });
-    for (const auto& planned : ordered) {
+    std::vector<VerifiedFile::Part> together;
+    const auto read_together = [&] {
+      tensors.file().read(together);
+      together.clear();
+    };
+    for (const auto& planned : in_file_order(tensors, tensors.file().path(), of_file)) {
       const std::uint64_t begin = planned.first;
       const PlannedRead& read = planned.second;
-      const auto get = [&](std::uint64_t offset, void* data, std::size_t bytes) {
-        tensors.file().read(begin + offset, data, bytes);
-      };
-      if (read.in_file) {
-        staging.load(read.in_file, read.count, read.file_dtype, read.memory_dtype, get);
-      } else {
-        staging.load(read.out, read.device, read.count, read.file_dtype, read.memory_dtype, get);
+      if (!is_plain(read)) {
+        read_together();
+        load_staged(tensors.file(), begin, read, staging);
+        continue;
       }
+      // The same bytes may be wanted twice.
+      if (!together.empty() && begin < together.back().offset + together.back().bytes) {
+        read_together();
+      }
+      together.push_back(
+          {begin, read.out, static_cast<std::size_t>(read.count) * size_of(read.file_dtype)});
     }
+    read_together();
   }
 }
 

@@ -17,7 +17,8 @@ namespace tessera::checkpoint {
 // holds). Pieces point into the model's and optimizer's memory or, of
 // what is offloaded, into its files.
 enum class Direction : std::uint8_t { save, load };
-State state_of(const ShardedModel& model, optim::Optimizer* optimizer, Direction direction);
+State state_of(const ShardedModel& model, optim::Optimizer* optimizer, Direction direction,
+               const StateNames& names = {});
 
 }  // namespace tessera::checkpoint
 
@@ -35,10 +36,11 @@ checkpoint::Saved save(const Context& context, const std::string& folder, const 
 // Collective. Fills model and optimizer from a step folder written by any world size, strategy and
 // type; returns its scalars.
 Scalars load(const Context& context, const std::string& step_folder, const ShardedModel& model,
-             optim::Optimizer& optimizer);
+             optim::Optimizer& optimizer, const checkpoint::StateNames& names = {});
 
 // Collective. The weights alone, to evaluate or to train anew: the optimizer's files are not read.
-Scalars load(const Context& context, const std::string& step_folder, const ShardedModel& model);
+Scalars load(const Context& context, const std::string& step_folder, const ShardedModel& model,
+             const checkpoint::StateNames& names = {});
 
 // Collective. The newest step of a folder that is whole: checkpoint::find_latest.
 std::optional<checkpoint::Found> latest(const Context& context, const std::string& folder,
@@ -52,6 +54,7 @@ struct Loaded {
 // is passed over. None when the folder has no step.
 std::optional<Loaded> load_latest(const Context& context, const std::string& folder,
                                   const ShardedModel& model, optim::Optimizer& optimizer,
-                                  const checkpoint::Search& search = {});
+                                  const checkpoint::Search& search = {},
+                                  const checkpoint::StateNames& names = {});
 
 }  // namespace tessera

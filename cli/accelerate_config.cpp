@@ -72,7 +72,8 @@ class FileReader {
                   "MULTI_GPU",
                   config_.source);
     // What decides about others comes first.
-    for (const char* first : {"distributed_type", "fsdp_version", "fsdp_sharding_strategy"}) {
+    for (const char* first :
+         {"distributed_type", "mixed_precision", "fsdp_version", "fsdp_sharding_strategy"}) {
       if (const AccelerateEntry* entry = entry_of(first)) interpret(*entry);
     }
     for (const AccelerateEntry& entry : config_.given) interpret(entry);

@@ -39,7 +39,8 @@ struct AccelerateConfig {
   bool fsdp = false;                   // distributed_type: FSDP
   std::vector<AccelerateEntry> given;  // in the file's order, without what is empty
   std::vector<AccelerateSetting> settings;
-  std::optional<int> processes;
+  std::optional<int> processes;  // on all machines
+  std::optional<int> machines, machine_rank;
   std::optional<std::string> gpu_ids, master_address;
   std::optional<int> master_port;
   std::vector<std::string> notes;  // for the user, one line each

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 
 #include "cli/accelerate_rows.h"
 #include "cli/recipe_values.h"
@@ -22,21 +23,28 @@ bool strategy_is_set(const Config& config) {
   });
 }
 
+// true, false, a number of ranks, or a strategy's name, which the first version's questions write
+// under this key.
 void read_reshard(const Entry& entry, Config& config) {
   const std::string word = lower_case(entry.value.text);
   const bool truth = word == "true" || word == "false";
+  const bool number = !word.empty() && std::all_of(word.begin(), word.end(), [](unsigned char c) {
+    return std::isdigit(c) != 0;
+  });
   TESSERA_CHECK(!truth || config.version == 2, ErrorCode::configuration,
                 "{}: {}: under fsdp_version 1 it is a strategy's name; write fsdp_version: 2, or "
                 "FULL_SHARD",
                 entry.where, said(entry));
-  TESSERA_CHECK(truth || config.version == 1, ErrorCode::configuration,
-                "{}: {}: under fsdp_version 2 it is true (FULL_SHARD) or false (SHARD_GRAD_OP)",
-                entry.where, said(entry));
+  const bool ranks = number && config.version == 2;
+  if (ranks && read_integer(entry.value, entry.written) < 1)
+    refuse_value(entry.value, entry.written, "true, false, or a number of ranks");
+  if (ranks) set(config, entry, "sharding.reshard_after_forward", entry.value);
   if (strategy_is_set(config)) {
-    return note(config, entry, "fsdp_sharding_strategy says it already, and goes before it");
+    if (!ranks) note(config, entry, "fsdp_sharding_strategy says it already, and goes before it");
+    return;
   }
-  if (!truth) return set(config, entry, "sharding.sharding_strategy", entry.value);
-  const Entry named = as_strategy(entry, word == "true" ? "FULL_SHARD" : "SHARD_GRAD_OP");
+  if (!truth && !ranks) return set(config, entry, "sharding.sharding_strategy", entry.value);
+  const Entry named = as_strategy(entry, word == "false" ? "SHARD_GRAD_OP" : "FULL_SHARD");
   set(config, entry, "sharding.sharding_strategy", named.value);
 }
 
@@ -50,11 +58,10 @@ void read_state_dict_type(const Entry& entry, Config& config) {
   set(config, entry, "checkpoint.state_dict_type", entry.value);
 }
 
-void refuse_ignored_modules(const Entry& entry, Config&) {
-  fail(ErrorCode::configuration,
-       "{}: {}: every module is sharded here; modules to leave out are not available in this "
-       "version",
-       entry.where, said(entry));
+// Accelerate would train them, each rank by its own gradients.
+void read_ignored_modules(const Entry& entry, Config& config) {
+  set(config, entry, "sharding.ignored_modules", entry.value);
+  note(config, entry, "these modules are frozen here: their gradients are not summed");
 }
 
 std::int64_t read_size(const Entry& entry) {
@@ -92,10 +99,14 @@ std::vector<Row> rows_of_strategy() {
       {.group = fsdp_group,
        .name = "fsdp_reshard_after_forward",
        .becomes = "sharding.sharding_strategy",
-       .help = "Version 2: `true` is FULL_SHARD, `false` SHARD_GRAD_OP; version 1: a strategy's "
-               "name, which Accelerate's own launcher does not read there",
-       .taken = {{"true", "\"FULL_SHARD\""}, {"false", "\"SHARD_GRAD_OP\""}},
-       .refused = {"SHARD_GRAD_OP"},
+       .help = "Version 2: `true` is FULL_SHARD, `false` SHARD_GRAD_OP, a number FULL_SHARD with "
+               "`reshard_after_forward` to so many ranks, as FSDP2 itself takes it; a strategy's "
+               "name, as version 1's questions write it, is that strategy",
+       .taken = {{"true", "\"FULL_SHARD\""},
+                 {"false", "\"SHARD_GRAD_OP\""},
+                 {"2", "\"FULL_SHARD\""},
+                 {"SHARD_GRAD_OP", "\"SHARD_GRAD_OP\""}},
+       .refused = {"0", "FULL"},
        .aliases = {"reshard_after_forward"},
        .read = read_reshard},
       also_written({"fsdp_wrap_policy", "auto_wrap_policy"},
@@ -183,12 +194,13 @@ std::vector<Row> rows_of_state() {
                                 "a rank always reads only its share")),
       {.group = fsdp_group,
        .name = "fsdp_ignored_modules",
-       .becomes = {},
-       .help = "Every module is sharded here",
-       .taken = {{"null"}},
-       .refused = {"head"},
+       .becomes = "sharding.ignored_modules",
+       .help = "Modules whose full name matches the expression stay whole on every rank, and are "
+               "frozen: Accelerate trains them, on each rank by its own gradients",
+       .taken = {{"head", "\"head\""}, {"'.*\\.wpe'", "\".*\\\\.wpe\""}},
+       .refused = {"'('"},
        .aliases = {"ignored_modules"},
-       .read = refuse_ignored_modules},
+       .read = read_ignored_modules},
       unused(fsdp_group, "xla", "TPUs", {{"false"}}),
       unused(fsdp_group, "xla_fsdp_v2", "TPUs", {{"false"}}),
       unused(fsdp_group, "xla_fsdp_grad_ckpt", "TPUs", {{"false"}}),

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "cli/accelerate_rows.h"
@@ -17,6 +18,13 @@ namespace {
 // Files of older versions say it with a truth.
 void read_fp16(const Entry& entry, Config& config) {
   const bool wanted = read_bool(entry.value, entry.written);
+  const bool said_already =
+      std::any_of(config.settings.begin(), config.settings.end(), [](const auto& setting) {
+        return setting.recipe_key == "sharding.mixed_precision" && !setting.assumed;
+      });
+  if (said_already) {
+    return note(config, entry, "mixed_precision says it already, and goes before it");
+  }
   set(config, entry, "sharding.mixed_precision", scalar(wanted ? "fp16" : "no", entry.where));
 }
 
@@ -44,6 +52,23 @@ void read_port(const Entry& entry, Config& config) {
   config.master_port = static_cast<int>(port);
 }
 
+void read_machines(const Entry& entry, Config& config) {
+  constexpr std::int64_t most = 4096;
+  const std::int64_t count = read_integer(entry.value, entry.written);
+  TESSERA_CHECK(count >= 1 && count <= most, ErrorCode::configuration,
+                "{}: {} must be a number of hosts from 1 to {}, got {}", entry.where, entry.written,
+                most, count);
+  config.machines = static_cast<int>(count);
+}
+
+void read_machine_rank(const Entry& entry, Config& config) {
+  const std::int64_t number = read_integer(entry.value, entry.written);
+  TESSERA_CHECK(number >= 0 && number < 4096, ErrorCode::configuration,
+                "{}: {} must be a host's number, from 0, got {}", entry.where, entry.written,
+                number);
+  config.machine_rank = static_cast<int>(number);
+}
+
 void read_gpu_ids(const Entry& entry, Config& config) {
   std::string ids;
   if (entry.value.kind == YamlNode::Kind::sequence) {
@@ -58,7 +83,8 @@ void read_gpu_ids(const Entry& entry, Config& config) {
 
 void read_environment(const Entry& entry, Config& config) {
   const std::string name = lower_case(read_text(entry.value, entry.written));
-  if (name == "amazon_sagemaker") return note(config, entry, "the ranks run on this machine");
+  if (name == "amazon_sagemaker")
+    return note(config, entry, "the ranks run where the launcher does");
   if (name != "local_machine" && name != "0") {
     refuse_value(entry.value, entry.written, "LOCAL_MACHINE");
   }
@@ -118,20 +144,20 @@ std::vector<Row> rows_of_the_world() {
        .read = read_distributed_type},
       {.group = {},
        .name = "num_processes",
-       .becomes = "`tessera launch --nproc-per-node`",
-       .help = "Ranks to start; `-1`: the command line says it",
+       .becomes = "`tessera launch --num-processes`",
+       .help = "Ranks to start, on all machines; `-1`: the command line says it",
        .taken = {{"2"}, {"-1"}},
        .refused = {"0"},
        .read = read_processes},
       setting("", "mixed_precision", "sharding.mixed_precision",
-              "bf16 parameters and wire, fp32 masters and sums",
-              {{"'no'", "\"no\""}, {"bf16", "\"bf16\""}}, {"fp16", "fp8"}),
+              "parameters and wire of 16 bits, fp32 masters and sums; fp16 with a loss scaler",
+              {{"'no'", "\"no\""}, {"bf16", "\"bf16\""}, {"fp16", "\"fp16\""}}, {"fp8"}),
       {.group = {},
        .name = "fp16",
        .becomes = "sharding.mixed_precision",
        .help = "An old file's `mixed_precision`",
-       .taken = {{"false", "\"no\""}},
-       .refused = {"true"},
+       .taken = {{"true", "\"fp16\""}, {"false", "\"no\""}},
+       .refused = {"maybe"},
        .read = read_fp16},
       {.group = {},
        .name = "use_cpu",
@@ -162,11 +188,24 @@ std::vector<Row> rows_of_the_world() {
        .taken = {{"29500"}, {"0"}},
        .refused = {"70000"},
        .read = read_port},
-      refused_above("", "num_machines", 1, "several machines are not available in this version"),
+      {.group = {},
+       .name = "num_machines",
+       .becomes = "`tessera launch --nnodes`",
+       .help = "Hosts, each with a launcher; `num_processes` counts the ranks of all",
+       .taken = {{"1"}, {"2"}},
+       .refused = {"0"},
+       .read = read_machines},
+      {.group = {},
+       .name = "machine_rank",
+       .becomes = "`tessera launch --node-rank`",
+       .help = "This host's number",
+       .taken = {{"0"}, {"1"}},
+       .refused = {"-1"},
+       .read = read_machine_rank},
       {.group = {},
        .name = "compute_environment",
        .becomes = {},
-       .help = "Ranks run on this machine",
+       .help = "Ranks run where the launcher does",
        .taken = {{"LOCAL_MACHINE"}, {"AMAZON_SAGEMAKER"}},
        .refused = {"MOON"},
        .read = read_environment},
@@ -175,10 +214,9 @@ std::vector<Row> rows_of_the_world() {
 
 std::vector<Row> rows_without_effect() {
   return {
-      without_effect("machine_rank", "There is one machine", {{"0"}}),
-      without_effect("rdzv_backend", "Ranks of one host find each other without one",
-                     {{"static"}, {"c10d"}}),
-      without_effect("same_network", "There is one machine", {{"true"}, {"false"}}),
+      without_effect("rdzv_backend", "Ranks find each other without one", {{"static"}, {"c10d"}}),
+      without_effect("same_network", "Hosts reach each other by main_process_ip",
+                     {{"true"}, {"false"}}),
       without_effect("main_training_function", "A notebook's", {{"main"}}),
       without_effect("debug", "Collectives are always checked against each other",
                      {{"false"}, {"true"}}),

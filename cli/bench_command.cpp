@@ -20,7 +20,7 @@
 #include "cli/subcommands.h"
 #include "engine/backend.h"
 #include "kernels/base/error.h"
-#include "sharding/comm/rendezvous.h"
+#include "sharding/comm/shared/rendezvous.h"
 
 namespace tessera::cli {
 namespace {
@@ -89,7 +89,7 @@ struct BenchCommand : BenchOptions {
     const BenchJson old = compare.empty() ? BenchJson() : old_report();
     const BenchJson kept = json.empty() ? BenchJson() : kept_report(grid);
     BenchFile output("--json", json);
-    if (!html.empty()) check_writable("--html", html);
+    if (!html.empty()) check_html_place(html);
     if (!peers.empty()) settings.peers.scripts = peer_scripts(settings.peers, peers).string();
     std::vector<BenchRow> rows = make_rows(grid);
     if (!compare.empty()) check_partners(rows, old);

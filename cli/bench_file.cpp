@@ -1,9 +1,7 @@
 // Reading, replacing and comparing reports.
 #include "cli/bench_file.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -14,59 +12,13 @@
 
 #include "cli/bench_check.h"
 #include "cli/bytes_text.h"
+#include "engine/output_file.h"
 #include "kernels/base/error.h"
 
 namespace tessera::cli {
 namespace {
 
 namespace fs = std::filesystem;
-
-// A descriptor that is written to its end.
-void write_all(int file, const std::string& text, const std::string& what) {
-  for (std::size_t done = 0; done < text.size();) {
-    const ssize_t got = ::write(file, text.data() + done, text.size() - done);
-    if (got < 0 && errno == EINTR) continue;
-    TESSERA_CHECK(got >= 0, ErrorCode::runtime, "{}: {}", what, describe_errno("write", errno));
-    done += static_cast<std::size_t>(got);
-  }
-}
-
-// Removes the file that was begun, unless it got its name.
-class PartialFile {
- public:
-  PartialFile(const fs::path& path, std::string what)
-      : partial_(path.string() + fmt::format(".partial-{}", ::getpid())), what_(std::move(what)) {
-    file_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    TESSERA_CHECK(file_ >= 0, ErrorCode::configuration, "{}: cannot be written: {}", what_,
-                  describe_errno("open", errno));
-  }
-  ~PartialFile() {
-    if (file_ >= 0) ::close(file_);
-    if (!partial_.empty()) ::unlink(partial_.c_str());
-  }
-  PartialFile(const PartialFile&) = delete;
-  PartialFile& operator=(const PartialFile&) = delete;
-
-  void become(const fs::path& path, const std::string& text) {
-    write_all(file_, text, what_);
-    const int closed = ::close(std::exchange(file_, -1));
-    TESSERA_CHECK(closed == 0, ErrorCode::runtime, "{}: {}", what_, describe_errno("close", errno));
-    TESSERA_CHECK(::rename(partial_.c_str(), path.c_str()) == 0, ErrorCode::runtime, "{}: {}",
-                  what_, describe_errno("rename", errno));
-    partial_.clear();
-  }
-
- private:
-  std::string partial_;
-  std::string what_;
-  int file_ = -1;
-};
-
-bool exists_otherwise(const fs::path& path) {
-  std::error_code ignored;
-  const fs::file_status status = fs::status(path, ignored);
-  return fs::exists(status) && !fs::is_regular_file(status);
-}
 
 const BenchJson* row_with_id(const BenchJson& report, const std::string& id) {
   for (const BenchJson& row : report.at("rows")) {
@@ -132,7 +84,7 @@ void compare_row(const BenchJson& row, const BenchJson& old, BenchComparison& re
 
 BenchJson read_bench_file(const std::string& option, const fs::path& path) {
   std::error_code error;
-  if (!fs::exists(path, error) || exists_otherwise(path)) return {};
+  if (!fs::exists(path, error) || is_stream(path)) return {};
   std::ifstream stream(path, std::ios::binary);
   TESSERA_CHECK(stream.is_open(), ErrorCode::configuration, "{} {}: cannot be read: {}", option,
                 path.string(), describe_errno("open", errno));
@@ -160,46 +112,17 @@ BenchJson read_bench_file(const std::string& option, const fs::path& path) {
   return report;
 }
 
-void check_writable(const std::string& option, const fs::path& path) {
-  std::error_code error;
-  TESSERA_CHECK(!fs::is_directory(path, error), ErrorCode::configuration,
-                "{} {}: cannot be written: it is a folder", option, path.string());
-  if (exists_otherwise(path)) return;
-  const PartialFile made(path, fmt::format("{} {}", option, path.string()));
-}
-
-BenchFile::BenchFile(std::string option, fs::path path)
-    : option_(std::move(option)), path_(std::move(path)) {
-  if (!path_.empty()) check_writable(option_, path_);
-}
-
-bool BenchFile::is_stream() const {
-  return exists_otherwise(path_);
+BenchFile::BenchFile(const std::string& option, fs::path path)
+    : what_(fmt::format("{} {}", option, path.string())), path_(std::move(path)) {
+  if (!path_.empty()) check_output(what_, path_);
 }
 
 void BenchFile::keep(const BenchJson& report) {
-  if (!path_.empty() && !is_stream()) write(report);
+  if (!path_.empty() && !is_stream(path_)) write(report);
 }
 
 void BenchFile::write(const BenchJson& report) {
-  if (path_.empty()) return;
-  const std::string what = fmt::format("{} {}", option_, path_.string());
-  const std::string text = json_text(report, 1) + "\n";
-  if (!is_stream()) {
-    PartialFile(path_, what).become(path_, text);
-    return;
-  }
-  const int file = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC);
-  TESSERA_CHECK(file >= 0, ErrorCode::configuration, "{}: cannot be written: {}", what,
-                describe_errno("open", errno));
-  try {
-    write_all(file, text, what);
-  } catch (...) {
-    ::close(file);
-    throw;
-  }
-  TESSERA_CHECK(::close(file) == 0, ErrorCode::runtime, "{}: {}", what,
-                describe_errno("close", errno));
+  if (!path_.empty()) write_output(what_, path_, json_text(report, 1) + "\n");
 }
 
 bool has_measured(const BenchJson& old, const std::string& id) {

@@ -18,7 +18,7 @@ BenchJson read_bench_file(const std::string& option, const std::filesystem::path
 class BenchFile {
  public:
   // An empty path: nothing is written. Throws Error(configuration) where nothing can be.
-  BenchFile(std::string option, std::filesystem::path path);
+  BenchFile(const std::string& option, std::filesystem::path path);
 
   // On the way: a file is replaced by a rename, so that there is always a whole one. What is no
   // regular file (a pipe, a device) gets the last one only.
@@ -27,14 +27,9 @@ class BenchFile {
   void write(const BenchJson& report);
 
  private:
-  [[nodiscard]] bool is_stream() const;
-
-  std::string option_;
+  std::string what_;
   std::filesystem::path path_;
 };
-
-// Throws Error(configuration) where no file could be made or replaced at this path.
-void check_writable(const std::string& option, const std::filesystem::path& path);
 
 // What differs between two comparisons of the same rows, for people, and what of it is worse beyond
 // the noise: by more than both spreads together, and of single rounds by more than 2 %. Memory,

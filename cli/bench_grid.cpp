@@ -144,6 +144,12 @@ void add_peers(const BenchGrid& grid, const BenchRow& own, std::vector<BenchRow>
         row.name = fmt::format("{} {}{}, {} rank{}, {}", peer, mode, compile ? " compiled" : "",
                                own.world_size, own.world_size == 1 ? "" : "s", own.precision);
         row.id = id_of(row, grid);
+        if (row.refused.empty() && trains_adapters(row.recipe)) {
+          refuse(row, Error(ErrorCode::configuration,
+                            fmt::format("--peer {}: the recipe trains an adapter, and peers train "
+                                        "the whole model; leave out --peer",
+                                        peer)));
+        }
         rows.push_back(std::move(row));
       }
     }

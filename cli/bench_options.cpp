@@ -23,7 +23,7 @@ std::vector<Argument> list_arguments(BenchOptions& command) {
            .separator = ','},
           {.name = "--precisions",
            .target = &lists.precisions,
-           .help = "fp32, bf16: sharding.mixed_precision",
+           .help = "fp32, bf16, fp16: sharding.mixed_precision",
            .type = "NAME,...",
            .separator = ','},
           {.name = "--batch-sizes",

@@ -45,15 +45,21 @@ void take_matrices(nn::Module& module, bool language_model, ModelWork& work) {
   for (const auto& [name, part] : module.named_modules()) {
     if (const auto* embedding = dynamic_cast<const nn::EmbeddingImpl*>(part)) {
       if (ends_with_any(name, {"wte", "embed_tokens"}))
-        table = {embedding->weight().size(0), embedding->weight().size(1)};
+        table = {embedding->weight().size(0), embedding->weight().size(1),
+                 embedding->weight().requires_grad()};
     }
     const auto* linear = dynamic_cast<const nn::LinearImpl*>(part);
     if (linear == nullptr) continue;
     if (!language_model && name.find("layer.") == std::string::npos) continue;
     head = head || name.ends_with("lm_head");
     const bool out_in = linear->layout() == WeightLayout::out_in;
-    work.matrices.push_back(
-        {linear->weight().size(out_in ? 0 : 1), linear->weight().size(out_in ? 1 : 0)});
+    work.matrices.push_back({linear->weight().size(out_in ? 0 : 1),
+                             linear->weight().size(out_in ? 1 : 0),
+                             linear->weight().requires_grad()});
+    if (!linear->has_lora()) continue;
+    for (const nn::LoraFactor& factor : {linear->lora_a(), linear->lora_b()}) {
+      work.matrices.push_back({factor->weight().size(0), factor->weight().size(1)});
+    }
   }
   if (language_model && !head && table.out > 0) work.matrices.push_back(table);
 }
@@ -152,11 +158,12 @@ std::vector<TimedProduct> prepare_products(const nlohmann::json& job, DType dtyp
 }  // namespace
 
 double ModelWork::flops_per_token() const {
-  double weights = 0;
+  double flops = 0;
   for (const LinearShape& matrix : matrices) {
-    weights += static_cast<double>(matrix.out) * static_cast<double>(matrix.in);
+    const double weights = static_cast<double>(matrix.out) * static_cast<double>(matrix.in);
+    flops += (matrix.trained ? 6 : 4) * weights;
   }
-  return 6 * weights;
+  return flops;
 }
 
 double ModelWork::flops_per_sample() const {
@@ -167,7 +174,12 @@ double ModelWork::flops_per_sample() const {
 }
 
 std::string ModelWork::formula() const {
-  const std::string matrices_part = "6 x elements of the weight matrices (head included) x tokens";
+  const bool all_trained = std::all_of(matrices.begin(), matrices.end(),
+                                       [](const LinearShape& matrix) { return matrix.trained; });
+  const std::string matrices_part =
+      all_trained ? "6 x elements of the weight matrices (head included) x tokens"
+                  : "(6 x elements of the trained weight matrices + 4 x of the frozen ones, head "
+                    "included) x tokens";
   if (seq_len == 0) {
     return "(" + matrices_part +
            ", attention left out: sentences differ in length) x samples/s / (ranks x peak)";
@@ -194,10 +206,10 @@ std::vector<StepProduct> ModelWork::step_products(std::int64_t samples, double t
     }
   };
   const auto rows = std::max<std::int64_t>(1, static_cast<std::int64_t>(tokens));
-  for (const auto& [out, in] : matrices) {
+  for (const auto& [out, in, trained] : matrices) {
     add({rows, out, in, false, true});
     add({rows, in, out, false, false});
-    add({out, in, rows, true, false});
+    if (trained) add({out, in, rows, true, false});
   }
   if (seq_len == 0) return all;
   // Forward two, backward five: the scores are made again.

@@ -21,6 +21,7 @@ struct StepProduct {
 
 struct LinearShape {
   std::int64_t out = 0, in = 0;
+  bool trained = true;  // a frozen one has no gradient to compute
 };
 
 struct ModelWork {

@@ -53,7 +53,7 @@ constexpr Reference references[] = {
      "num_attention_heads: 5, num_key_value_heads: 5, seq_len: 256}",
      4},
 };
-constexpr const char* precisions[] = {"no", "bf16"};
+constexpr const char* precisions[] = {"no", "bf16", "fp16"};
 
 Recipe reference_recipe(const Reference& reference, const std::string& precision,
                         const std::filesystem::path& corpus) {

@@ -144,8 +144,9 @@ struct DefaultCommand {
 
   [[nodiscard]] int run() const {
     ConfigAnswers answers = default_answers();
-    TESSERA_CHECK(mixed_precision == "no" || mixed_precision == "bf16", ErrorCode::usage,
-                  "--mixed-precision {}: must be no or bf16", mixed_precision);
+    TESSERA_CHECK(mixed_precision == "no" || mixed_precision == "bf16" || mixed_precision == "fp16",
+                  ErrorCode::usage, "--mixed-precision {}: must be no, bf16 or fp16",
+                  mixed_precision);
     answers.mixed_precision = mixed_precision;
     write_config(file, config_text(answers), false);
     return 0;
@@ -165,7 +166,7 @@ Command describe_default() {
   return {.arguments = {written_file(&options->file),
                         {.name = "--mixed-precision",
                          .target = &options->mixed_precision,
-                         .help = "no or bf16",
+                         .help = "no, bf16 or fp16",
                          .type = "DTYPE",
                          .shows_default = true}},
           .run = [options](const std::vector<std::string>&) { return options->run(); }};

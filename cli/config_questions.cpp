@@ -185,24 +185,25 @@ ConfigAnswers ask_questions(const Ask& ask) {
   answers.processes =
       static_cast<int>(interview.number("Ranks on this machine", answers.processes, most_ranks));
   answers.cpu = interview.truth("Compute on the CPU, whether there is a GPU or not", answers.cpu);
-  answers.mixed_precision = interview.choice("Mixed precision", "no", {"no", "bf16"});
+  answers.mixed_precision = interview.choice("Mixed precision", "no", {"no", "bf16", "fp16"});
   answers.fsdp = interview.truth("Shard the model over the ranks (FSDP)", true);
   if (answers.fsdp) ask_sharding(interview, answers);
   return answers;
 }
 
 std::string config_text(const ConfigAnswers& answers) {
-  const AnswerLines top = {{"compute_environment", "LOCAL_MACHINE"},
-                           {"debug", "false"},
-                           {"distributed_type", type_text(answers)},
-                           {"machine_rank", "0"},
-                           {"main_training_function", "main"},
-                           {"mixed_precision", answers.mixed_precision == "no" ? "'no'" : "bf16"},
-                           {"num_machines", "1"},
-                           {"num_processes", std::to_string(answers.processes)},
-                           {"rdzv_backend", "static"},
-                           {"same_network", "true"},
-                           {"use_cpu", truth_text(answers.cpu)}};
+  const AnswerLines top = {
+      {"compute_environment", "LOCAL_MACHINE"},
+      {"debug", "false"},
+      {"distributed_type", type_text(answers)},
+      {"machine_rank", "0"},
+      {"main_training_function", "main"},
+      {"mixed_precision", answers.mixed_precision == "no" ? "'no'" : answers.mixed_precision},
+      {"num_machines", "1"},
+      {"num_processes", std::to_string(answers.processes)},
+      {"rdzv_backend", "static"},
+      {"same_network", "true"},
+      {"use_cpu", truth_text(answers.cpu)}};
   std::string text;
   for (const auto& [name, value] : top) {
     text += fmt::format("{}: {}\n", name, value);

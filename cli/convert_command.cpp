@@ -15,6 +15,7 @@
 #include "cli/recipe_values.h"
 #include "cli/subcommands.h"
 #include "kernels/base/error.h"
+#include "models/adapter.h"
 
 namespace tessera::cli {
 namespace {
@@ -36,7 +37,8 @@ struct ConvertCommand {
   std::string source, target, to;
   int world_size = 1;
   std::string max_shard_size, max_memory = "256MB", dtype, json;
-  bool weights_only = false, verify = false, force = false;
+  std::string base;
+  bool weights_only = false, merge = false, verify = false, force = false;
 
   [[nodiscard]] int run() const {
     ConvertOptions options = convert_options();
@@ -74,6 +76,9 @@ struct ConvertCommand {
     options.whole_process = true;
     options.dtype = chosen_dtype();
     options.weights_only = weights_only;
+    options.merge = merge;
+    options.base = base;
+    options.lies_in_out = models::weights_in_out;
     options.verify = verify;
     options.force = force;
     return options;
@@ -187,6 +192,15 @@ Command describe_convert() {
                         {.name = "--weights-only",
                          .target = &options->weights_only,
                          .help = "Leave the optimizer's state and the position behind"},
+                        {.name = "--merge",
+                         .target = &options->merge,
+                         .help = "Of an adapter (PEFT's folder, a step with model.lora): write its "
+                                 "base with the adapter in the weights"},
+                        {.name = "--base",
+                         .target = &options->base,
+                         .help = "The base of --merge, where it is not where adapter_config.json "
+                                 "says",
+                         .type = "FOLDER"},
                         {.name = "--max-memory",
                          .target = &options->max_memory,
                          .help = "What the program may take in memory",

@@ -59,7 +59,7 @@ class Lines {
 };
 
 struct EncodeCommand {
-  std::string folder, input, out;
+  std::string folder, base, input, out;
   std::int64_t batch_size = 32;
   bool normalize = false;
   std::string device = "auto";
@@ -117,7 +117,8 @@ int EncodeCommand::run() const {
                 "--input -: {} ranks cannot share stdin; give a file", world.size);
   Lines lines(input);
   const Context context = init(choose_device(device, world));
-  const LoadedEncoder encoder(folder, context, {.dtype = compute});
+  const LoadedEncoder encoder(folder, context,
+                              {.dtype = compute, .base = base, .many_texts = true});
   EmbeddingFile file(out, encoder.model().dimension(), context);
   const auto begin = std::chrono::steady_clock::now();
   std::int64_t rows = 0;
@@ -144,9 +145,10 @@ Command describe_encode() {
               {{.name = "folder",
                 .target = &command->folder,
                 .help = "A folder of Sentence Transformers, of a BERT or MPNet (pooled by the "
-                        "mean), or of a run's steps",
+                        "mean), of a run's steps, or of an adapter",
                 .type = "FOLDER",
                 .required = true},
+               base_argument(command->base),
                {.name = "--input",
                 .target = &command->input,
                 .help = "The sentences, one a line, UTF-8; - reads stdin",

@@ -17,6 +17,7 @@
 #include "cli/nearest.h"
 #include "cli/recipe_values.h"
 #include "kernels/base/error.h"
+#include "models/adapter.h"
 #include "models/registry.h"
 #include "tasks/sentence_losses.h"
 #include "tokenizers/load.h"
@@ -28,7 +29,7 @@ namespace fs = std::filesystem;
 fs::path find_model_folder(const std::string& folder, comm::Communicator& ranks) {
   TESSERA_CHECK(fs::is_directory(folder), ErrorCode::checkpoint, "{}: no such folder", folder);
   fs::path path = folder;
-  if (fs::exists(path / "config.json")) return path;
+  if (fs::exists(path / "config.json") || checkpoint::is_peft_folder(folder)) return path;
   if (const auto found = checkpoint::find_latest(ranks, path)) {
     for (const std::string& reason : found->skipped) {
       if (ranks.rank() == 0) fmt::print(stderr, "tessera: passed over {}\n", reason);
@@ -80,6 +81,13 @@ Argument encoding_dtype_argument(std::string& dtype) {
           .shows_default = true};
 }
 
+Argument base_argument(std::string& base) {
+  return {.name = "--base",
+          .target = &base,
+          .help = "The base model of an adapter, where it is not where adapter_config.json says",
+          .type = "FOLDER"};
+}
+
 Strategy parse_strategy(const std::string& name) {
   std::vector<std::string> names;
   for (const StrategyRow& row : strategy_table) {
@@ -126,31 +134,56 @@ bool has_sharded_files(const fs::path& step) {
          !fs::exists(step / "model.safetensors.index.json");
 }
 
+// Where a folder's parts are. An adapter's folder may have the tokenizer that it was trained with,
+// as a step does; all else of the model is the base's.
+struct ModelPlaces {
+  std::string model, adapter, tokenizer;
+};
+
+ModelPlaces places_of(const fs::path& folder, const std::string& base, comm::Communicator& ranks) {
+  const models::WeightFolders found = models::find_weights(folder.string(), base);
+  if (found.adapter.empty()) return {found.base, {}, found.base};
+  std::string model = find_model_folder(found.base, ranks).string();
+  std::string tokenizer = tokenizers::is_tokenizer_folder(found.adapter) ? found.adapter : model;
+  return {std::move(model), found.adapter, std::move(tokenizer)};
+}
+
 }  // namespace
 
 LoadedEncoder::LoadedEncoder(const std::string& folder, const Context& context,
                              const EncoderChoices& choices)
     : path_(find_model_folder(folder, context.communicator())) {
-  const fs::path& path = path_;
-  tokens_.tokenizer = tokenizers::load_tokenizer(path.string());
+  const ModelPlaces places = places_of(path_, choices.base, context.communicator());
+  const std::string& path = places.model;
+  tokens_.tokenizer = tokenizers::load_tokenizer(places.tokenizer);
+  const auto make = [&] {
+    model_ = models::make_sentence_encoder(path);
+    if (!places.adapter.empty()) models::add_lora_of(places.adapter, *model_);
+  };
+  std::vector<checkpoint::LogicalTensor> tensors;
   if (choices.strategy) {
     {
       const DeviceGuard deferred(Device::meta());  // each rank has its own shard only
-      model_ = models::make_sentence_encoder(path.string());
+      make();
     }
     sharded_.emplace(*model_, context, sharding_of(*model_, context, choices));
-    load(path, context,
-         checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::load).model);
+    tensors = checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::load).model;
   } else {
     const nn::ParameterDTypeGuard in(choices.dtype);
-    model_ = models::make_sentence_encoder(path.string());
-    load(path, context, whole_tensors(*model_));
+    make();
+    tensors = whole_tensors(*model_);
+  }
+  load(places.model, context, models::base_tensors(tensors));
+  if (!places.adapter.empty()) models::load_lora(places.adapter, *model_, tensors);
+  if (choices.many_texts && !choices.strategy && choices.dtype == float32 &&
+      context.device().type == DeviceType::cpu) {
+    nn::lay_in_first(*model_);
   }
   model_->eval();
   TESSERA_CHECK(tokens_.tokenizer->vocabulary_size() <= model_->vocabulary(),
                 ErrorCode::configuration,
                 "{}: the tokenizer has {} tokens and the model {}; they do not belong together",
-                path.string(), tokens_.tokenizer->vocabulary_size(), model_->vocabulary());
+                path, tokens_.tokenizer->vocabulary_size(), model_->vocabulary());
   tokens_.max_length = model_->max_seq_length();
   tokens_.lower_case = model_->do_lower_case();
 }
@@ -210,25 +243,33 @@ tasks::Encode LoadedEncoder::encode() const {
 
 LoadedLanguageModel::LoadedLanguageModel(const std::string& folder, const Context& context,
                                          const EncoderChoices& choices) {
-  const fs::path path = find_model_folder(folder, context.communicator());
-  const fs::path config = path / "config.json";
+  const fs::path found = find_model_folder(folder, context.communicator());
+  const ModelPlaces places = places_of(found, choices.base, context.communicator());
+  const std::string& path = places.model;
+  const fs::path config = fs::path(path) / "config.json";
   {
     const DeviceGuard deferred(Device::meta());
     model_ = models::make_language_model(
         checkpoint::parse_json(checkpoint::read_file(config, config_limit), config.string()),
         config.string());
+    if (!places.adapter.empty()) models::add_lora_of(places.adapter, *model_);
   }
-  const bool of_bytes = !tokenizers::is_tokenizer_folder(path.string()) &&
+  const bool of_bytes = !tokenizers::is_tokenizer_folder(places.tokenizer) &&
                         model_->vocabulary() == ByteTokenizer().vocabulary_size();
-  tokenizer_ = tokenizers::load_tokenizer(of_bytes ? "bytes" : path.string());
+  tokenizer_ = tokenizers::load_tokenizer(of_bytes ? "bytes" : places.tokenizer);
   sharded_.emplace(*model_, context, sharding_of(*model_, context, choices));
-  checkpoint::State state = checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::load);
-  if (has_sharded_files(path)) {
-    checkpoint::load(context.communicator(), path, state, checkpoint::LoadParts::model_only);
+  const checkpoint::State whole =
+      checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::load);
+  checkpoint::State state;
+  state.model = models::base_tensors(whole.model);
+  if (has_sharded_files(places.model)) {
+    checkpoint::load(context.communicator(), places.model, state,
+                     checkpoint::LoadParts::model_only);
   } else {
     const models::HuggingFaceNames names = model_->hugging_face_names();
-    checkpoint::load_hugging_face(path.string(), state.model, names.ignored, names.aliases);
+    checkpoint::load_hugging_face(places.model, state.model, names.ignored, names.aliases);
   }
+  if (!places.adapter.empty()) models::load_lora(places.adapter, *model_, whole.model);
   model_->eval();
 }
 

@@ -28,6 +28,7 @@ DType parse_compute_dtype(const std::string& name);
 // Arguments of the commands that compute with a folder's model.
 Argument encoding_device_argument(std::string& device);
 Argument encoding_dtype_argument(std::string& dtype);
+Argument base_argument(std::string& base);
 // By its name in sharding/strategy.h, in any case; Error(usage) for anything else.
 Strategy parse_strategy(const std::string& name);
 
@@ -36,6 +37,10 @@ struct EncoderChoices {
   // How the ranks share the parameters, which makes forwards collective; unset: each rank has a
   // model of its own.
   std::optional<Strategy> strategy = {};
+  std::string base = {};  // of a folder that has an adapter: models::find_weights()
+  // Whether to spend time now on faster products later (nn::Linear::lay_in_first). Of a whole model
+  // in fp32 on a CPU; others compute as they are.
+  bool many_texts = false;
 };
 
 // An encoder with its weights and its tokenizer, on the context's device, ready to encode.

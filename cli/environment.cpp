@@ -122,12 +122,12 @@ Json environment_report() {
   const comm::NcclStatus nccl = comm::nccl_status();
   result["gpus"] = gpus();
   result["parts"] = {
-      {"communicators", nccl.available ? "local, shm, nccl" : "local, shm"},
+      {"communicators",
+       fmt::format("local, shm, shm+tcp, shm+mpi{}", nccl.available ? ", nccl" : "")},
       {"CUDA", part(cuda.in_build(), cuda.unavailable_reason())},
       {"cuBLASLt", part(cuda.in_build(), cuda.matrix_products())},
       {"NCCL", part(nccl.in_build, nccl.text)},
-      {"MPI", part(cuda.in_build(), cuda.in_build() ? "loaded with TESSERA_BOOTSTRAP=mpi"
-                                                    : "this build has no CUDA")}};
+      {"MPI", part(true, "loaded with TESSERA_BACKEND=shm+mpi or TESSERA_BOOTSTRAP=mpi")}};
   return result;
 }
 

@@ -4,8 +4,6 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <cerrno>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,6 +14,7 @@
 #include "cli/nearest.h"
 #include "cli/subcommands.h"
 #include "engine/data/corpus.h"
+#include "engine/output_file.h"
 #include "kernels/base/error.h"
 #include "tasks/evaluators.h"
 #include "tasks/sentence_losses.h"
@@ -34,6 +33,7 @@ const std::vector<std::string>& task_names() {
 
 struct EvaluateCommand {
   std::string folder;
+  std::string base;
   std::vector<std::string> data;
   std::vector<std::string> columns;
   std::string task = "similarity";
@@ -59,7 +59,8 @@ struct EvaluateCommand {
   [[nodiscard]] tasks::SentenceTable open_table(tasks::SentenceEvaluator evaluator,
                                                 std::int64_t classes = 0) const;
   [[nodiscard]] EncoderChoices choices() const {
-    return {.dtype = parse_compute_dtype(dtype), .strategy = parse_strategy(strategy)};
+    return {
+        .dtype = parse_compute_dtype(dtype), .strategy = parse_strategy(strategy), .base = base};
   }
 };
 
@@ -156,12 +157,8 @@ int EvaluateCommand::run() const {
   (void)choices();
   const comm::World world = comm::world_from_environment();
   const Context context = init(choose_device(device, world));
-  std::ofstream output;
-  if (!json.empty() && context.is_main()) {  // before the work
-    output.open(json, std::ios::binary);
-    TESSERA_CHECK(output.is_open(), ErrorCode::configuration, "--json {}: cannot be written: {}",
-                  json, describe_errno("open", errno));
-  }
+  const std::string what = "--json " + json;
+  if (!json.empty() && context.is_main()) check_output(what, json);  // before the work
   const Result result = evaluate(context);
   if (!context.is_main()) return 0;
   nlohmann::ordered_json report{{"task", task}, {"samples", result.samples}};
@@ -170,11 +167,7 @@ int EvaluateCommand::run() const {
     report[name] = value;  // what is not defined is null
     fmt::print("  {:<20} {:.6f}\n", name, value);
   }
-  if (json.empty()) return 0;
-  output << report.dump(2) << '\n';
-  output.close();
-  TESSERA_CHECK(output.good(), ErrorCode::runtime, "--json {}: {}", json,
-                describe_errno("write", errno));
+  if (!json.empty()) write_output(what, json, report.dump(2) + "\n");
   return 0;
 }
 
@@ -186,10 +179,11 @@ Command describe_evaluate() {
       .arguments =
           {{.name = "folder",
             .target = &command->folder,
-            .help = "A sentence encoder's folder; for perplexity a language model's; or a run's "
-                    "steps",
+            .help = "A sentence encoder's folder; for perplexity a language model's; a run's "
+                    "steps; or an adapter's",
             .type = "FOLDER",
             .required = true},
+           base_argument(command->base),
            {.name = "--data",
             .target = &command->data,
             .help = "CSV, TSV or JSON lines; for perplexity a text. May be repeated, and may be a "

@@ -32,6 +32,7 @@ using Ids = std::vector<std::int64_t>;
 
 struct GenerateCommand {
   std::string folder;
+  std::string base;
   std::string prompt;
   Ids prompt_ids;
   std::string prompts_file;
@@ -260,7 +261,8 @@ int GenerateCommand::run() {
   const DType weights = dtype_named(dtype);
   const Device where = parse_device(device);
   const DeviceGuard on_device(where);
-  const models::LoadedLanguageModel loaded = models::load_language_model(folder, weights, where);
+  const models::LoadedLanguageModel loaded =
+      models::load_language_model(folder, weights, where, base);
   for (const std::string& reason : loaded.skipped) {
     fmt::print(stderr, "tessera: passed over {}\n", reason);
   }
@@ -269,7 +271,9 @@ int GenerateCommand::run() {
     for (const std::int64_t id : end_of_text(loaded.folder)) options.stop_tokens.push_back(id);
   }
   std::shared_ptr<const Tokenizer> tokenizer;
-  if (prompt_ids.empty()) tokenizer = tokenizer_of(loaded.folder, model);
+  // A step with an adapter has the tokenizer that it was trained with.
+  const bool own = !loaded.adapter.empty() && tokenizers::is_tokenizer_folder(loaded.adapter);
+  if (prompt_ids.empty()) tokenizer = tokenizer_of(own ? loaded.adapter : loaded.folder, model);
   if (!prompts_file.empty()) {
     continue_all(model, *tokenizer);
     return 0;
@@ -284,9 +288,13 @@ std::vector<Argument> prompt_arguments(GenerateCommand& command) {
   return {
       {.name = "folder",
        .target = &command.folder,
-       .help = "A checkpoint, a folder of checkpoints, or a Hugging Face folder",
+       .help = "A checkpoint, a folder of checkpoints, a Hugging Face folder, or an adapter's",
        .type = "FOLDER",
        .required = true},
+      {.name = "--base",
+       .target = &command.base,
+       .help = "The base model of an adapter, where it is not where adapter_config.json says",
+       .type = "FOLDER"},
       {.name = "--prompt",
        .target = &command.prompt,
        .help = "How the text begins",

@@ -14,9 +14,7 @@ void check_html_place(const std::filesystem::path& file);
 
 // Draws what `tessera bench --json` and `tessera plan --json` write: "format" is "tessera-bench" or
 // "tessera-plan", anything else is misuse; what a row lacks is shown as unknown. The file is
-// written as a whole or not at all: under the name FILE.partial, which is then renamed. What is no
-// regular file, /dev/stdout or a pipe, is written to as it is. Error(configuration) when it cannot
-// be opened, Error(runtime) when it cannot be written.
+// written as write_output() writes (engine/output_file.h).
 void write_html_report(const nlohmann::ordered_json& report, const std::filesystem::path& file);
 
 // The text of that file.

@@ -8,6 +8,7 @@
 
 #include "cli/accelerate_config.h"
 #include "cli/launch.h"
+#include "cli/launch_nodes.h"
 #include "cli/rank_threads.h"
 #include "cli/subcommands.h"
 #include "engine/backend.h"
@@ -16,15 +17,15 @@
 namespace tessera::cli {
 namespace {
 
-int ranks_from(const std::string& text) {
+int ranks_from(const char* option, const std::string& text) {
   if (text == "cpu") return usable_cores();
   if (text == "gpu" || text == "auto") {
     const Backend& gpus = backend_of(DeviceType::cuda);
     const int count = gpus.device_count();
     TESSERA_CHECK(count > 0 || text == "auto", ErrorCode::usage,
-                  "--nproc-per-node gpu: there is no GPU to start ranks for ({}); use a number, or "
+                  "{} gpu: there is no GPU to start ranks for ({}); use a number, or "
                   "cpu for a rank for each core",
-                  gpus.unavailable_reason());
+                  option, gpus.unavailable_reason());
     return count > 0 ? count : usable_cores();
   }
   constexpr int most = 4096;
@@ -32,9 +33,8 @@ int ranks_from(const std::string& text) {
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), ranks);
   TESSERA_CHECK(
       error == std::errc{} && stop == text.data() + text.size() && ranks > 0 && ranks <= most,
-      ErrorCode::usage,
-      "--nproc-per-node must be a number of ranks from 1 to {}, or auto, gpu or cpu, got {}", most,
-      text);
+      ErrorCode::usage, "{} must be a number of ranks from 1 to {}, or auto, gpu or cpu, got {}",
+      option, most, text);
   return ranks;
 }
 
@@ -45,43 +45,18 @@ bool is_training(const std::vector<std::string>& program) {
   return ours && program.size() > 1 && program[1] == "train";
 }
 
-// What torchrun calls the meeting place: of one host there is nothing to choose.
-struct Rendezvous {
-  std::string backend = "static";
-  std::string endpoint, configuration, node_rank = "0", nodes = "1";
-
-  void check() const {
-    TESSERA_CHECK(nodes == "1" || nodes == "1:1", ErrorCode::usage,
-                  "--nnodes {}: several machines are not available in this version; use 1", nodes);
-    TESSERA_CHECK(node_rank == "0", ErrorCode::usage,
-                  "--node-rank {}: several machines are not available in this version; use 0",
-                  node_rank);
-    const std::string host = endpoint.substr(0, endpoint.find(':'));
-    TESSERA_CHECK(host.empty() || host == "localhost" || host == "127.0.0.1" || host == "0.0.0.0" ||
-                      host == "::1",
-                  ErrorCode::usage,
-                  "--rdzv-endpoint {}: ranks meet on this machine; several are not available in "
-                  "this version",
-                  endpoint);
-  }
-  void say() const {
-    if (backend == "static" && endpoint.empty() && configuration.empty()) return;
-    fmt::print(stderr, "tessera: --rdzv-* has no use: ranks of one machine meet without it\n");
-  }
-};
-
 struct LaunchCommand {
-  std::string ranks, threads, module, tee, redirects, start_method, config_file, role;
+  std::string ranks, all_ranks, threads, module, tee, redirects, start_method, config_file, role;
   std::string address;
   double monitor_interval = 0;
   int master_port = -1;  // not given
   bool standalone = false;
   bool no_python = false;
-  Rendezvous rendezvous;
+  bool has_address = false;  // from the configuration file
+  LaunchNodes nodes;
   LaunchOptions launch;
 
   [[nodiscard]] int run(const std::vector<std::string>& program) {
-    rendezvous.check();
     check(program);
     launch.command = program;
     if (!tee.empty()) launch.output.streams = parse_tee(tee).streams;
@@ -91,10 +66,14 @@ struct LaunchCommand {
     take_configuration();
     if (!address.empty()) launch.master_address = address;
     if (master_port >= 0) launch.master_port = master_port;
-    if (!ranks.empty()) launch.ranks = ranks_from(ranks);
+    nodes.take_endpoint(launch, address.empty(), master_port < 0);
+    nodes.settle(launch, has_address || !address.empty() || nodes.has_endpoint());
+    if (!all_ranks.empty()) {
+      launch.ranks = nodes.share_of(ranks_from("--num-processes", all_ranks), "--num-processes");
+    }
+    if (!ranks.empty()) launch.ranks = ranks_from("--nproc-per-node", ranks);
     if (!role.empty()) launch.variables["ROLE_NAME"] = role;
     if (!threads.empty()) become_threads();
-    rendezvous.say();
     return cli::launch(launch);
   }
 
@@ -113,26 +92,36 @@ struct LaunchCommand {
                   "--threads {}: starts the ranks of tessera train; other programs start theirs "
                   "with ts::launch (docs/cpp-api.md)",
                   threads);
-    TESSERA_CHECK(threads.empty() || ranks.empty(), ErrorCode::usage,
+    TESSERA_CHECK(threads.empty() || (ranks.empty() && all_ranks.empty()), ErrorCode::usage,
                   "--threads {} and --nproc-per-node {}: ranks are threads or processes; keep one",
-                  threads, ranks);
+                  threads, ranks.empty() ? all_ranks : ranks);
+    TESSERA_CHECK(ranks.empty() || all_ranks.empty(), ErrorCode::usage,
+                  "--nproc-per-node {} and --num-processes {}: the first counts the ranks of a "
+                  "host, the second those of all; keep one",
+                  ranks, all_ranks);
   }
 
   // The command line goes before the file.
   void take_configuration() {
     if (config_file.empty()) return;
     const AccelerateConfig config = read_accelerate_config(config_file);
-    if (config.processes) launch.ranks = *config.processes;
-    TESSERA_CHECK(config.processes || !ranks.empty() || !threads.empty(), ErrorCode::usage,
+    nodes.take_configuration(config);
+    const bool said = !ranks.empty() || !all_ranks.empty() || !threads.empty();
+    TESSERA_CHECK(config.processes || said, ErrorCode::usage,
                   "{} does not say num_processes; give --nproc-per-node", config_file);
+    if (config.processes && !said) {
+      launch.ranks = nodes.share_of(*config.processes, config_file + ": num_processes:");
+    }
     if (config.gpu_ids) launch.variables["CUDA_VISIBLE_DEVICES"] = *config.gpu_ids;
     if (config.master_address) launch.master_address = *config.master_address;
+    has_address = config.master_address.has_value();
     if (config.master_port && master_port < 0) launch.master_port = *config.master_port;
     launch.variables[config_file_variable] = std::filesystem::absolute(config_file).string();
   }
 
   void become_threads() {
-    launch.threads = ranks_from(threads);
+    launch.threads = ranks_from("--threads", threads);
+    nodes.check_threads(threads);
     launch.ranks = 1;
     launch.variables[rank_threads_variable] = std::to_string(launch.threads);
   }
@@ -140,72 +129,90 @@ struct LaunchCommand {
 
 std::vector<Argument> rank_arguments(LaunchCommand& command) {
   LaunchOptions& options = command.launch;
-  return {{.name = "--nproc-per-node,--num-processes",
-           .target = &command.ranks,
-           .help = "Ranks to start, by default 1; gpu: one for each GPU; cpu: for each core; auto: "
-                   "for each GPU, or core where there is none",
-           .type = "N"},
-          {.name = "--threads",
-           .target = &command.threads,
-           .help = "Instead: the ranks of tessera train as threads of one process",
-           .type = "N"},
-          {.name = "--config-file",
-           .target = &command.config_file,
-           .help = "An Accelerate configuration (YAML or JSON): the number of ranks, and for "
-                   "tessera train its settings",
-           .type = "FILE"},
-          {.name = "--max-restarts",
-           .target = &options.max_restarts,
-           .help = "Times to start all ranks again after a failure",
-           .shows_default = true,
-           .least = 0,
-           .most = 1'000'000},
-          {.name = "--log-dir",
-           .target = &options.output.folder,
-           .help = "What each rank prints goes to DIR/rank-N.log",
-           .type = "DIR"},
-          {.name = "-t,--tee",
-           .target = &command.tee,
-           .help = "Print whole lines behind [rank N]:, of stdout (1), stderr (2) or both (3, when "
-                   "nothing follows), or by rank as 0:1,1:2; with --log-dir beside the files",
-           .type = "STREAMS",
-           .implied = "3"}};
+  return {
+      {.name = "--nproc-per-node",
+       .target = &command.ranks,
+       .help = "Ranks to start on this host, by default 1; gpu: one for each GPU; cpu: for each "
+               "core; auto: for each GPU, or core where there is none",
+       .type = "N"},
+      {.name = "--num-processes",
+       .target = &command.all_ranks,
+       .help = "Instead, as Accelerate counts: the ranks of all hosts",
+       .type = "N"},
+      {.name = "--threads",
+       .target = &command.threads,
+       .help = "Instead: the ranks of tessera train as threads of one process",
+       .type = "N"},
+      {.name = "--config-file",
+       .target = &command.config_file,
+       .help = "An Accelerate configuration (YAML or JSON): the number of ranks, and for "
+               "tessera train its settings",
+       .type = "FILE"},
+      {.name = "--max-restarts",
+       .target = &options.max_restarts,
+       .help = "Times to start all ranks again after a failure",
+       .shows_default = true,
+       .least = 0,
+       .most = 1'000'000},
+      {.name = "--log-dir",
+       .target = &options.output.folder,
+       .help = "What each rank prints goes to DIR/rank-N.log",
+       .type = "DIR"},
+      {.name = "-t,--tee",
+       .target = &command.tee,
+       .help = "Print whole lines behind [rank N]:, of stdout (1), stderr (2) or both (3, when "
+               "nothing follows), or by rank as 0:1,1:2; with --log-dir beside the files",
+       .type = "STREAMS",
+       .implied = "3"}};
 }
 
 std::vector<Argument> meeting_arguments(LaunchCommand& command) {
   LaunchOptions& options = command.launch;
-  Rendezvous& rendezvous = command.rendezvous;
+  LaunchNodes& nodes = command.nodes;
   return {
+      {.name = "--nnodes,--num-machines",
+       .target = &nodes.count,
+       .help = "Hosts, by default 1; on each, a launcher with the same options and its number"},
+      {.name = "--node-rank,--machine-rank",
+       .target = &nodes.rank,
+       .help = "This host's number, from 0"},
       {.name = "--master-addr,--main-process-ip",
        .target = &command.address,
-       .help = "Where rank 0 is, by default 127.0.0.1"},
+       .help = "Where rank 0 is, by default 127.0.0.1: host 0, as the others reach it"},
       {.name = "--master-port,--main-process-port",
        .target = &command.master_port,
-       .help = "Rank 0's port; 0, the default: a free one",
+       .help = "Rank 0's port; 0: a free one, which is the default on one host; on several it is "
+               "29500, and the launchers meet at the next one",
        .type = "PORT",
        .least = 0,
        .most = 65535},
+      {.name = "--job-key-file",
+       .target = &nodes.key_file,
+       .help = "The secret that ranks and launchers of several hosts prove to know; else "
+               "TESSERA_JOB_KEY has it",
+       .type = "FILE"},
+      {.name = "--no-job-key",
+       .target = &nodes.without_key,
+       .help = "Several hosts without one, on a network without strangers"},
       {.name = "--run-id,--rdzv-id",
        .target = &options.run_id,
        .help = "The job's name; made up when not given"},
       {.name = "--role", .target = &command.role, .help = "ROLE_NAME of the ranks"},
-      {.name = "--nnodes,--num-machines",
-       .target = &rendezvous.nodes,
-       .help = "Machines; more than 1 is not available in this version",
-       .shows_default = true},
-      {.name = "--node-rank,--machine-rank",
-       .target = &rendezvous.node_rank,
-       .help = "This machine's number",
-       .shows_default = true},
       {.name = "--standalone",
        .target = &command.standalone,
        .help = "torchrun's: always so, on one machine"},
       {.name = "--no-python",
        .target = &command.no_python,
        .help = "torchrun's: always so, programs are started as they are"},
-      {.name = "--rdzv-backend", .target = &rendezvous.backend, .help = "torchrun's: no use"},
-      {.name = "--rdzv-endpoint", .target = &rendezvous.endpoint, .help = "torchrun's: no use"},
-      {.name = "--rdzv-conf", .target = &rendezvous.configuration, .help = "torchrun's: no use"},
+      {.name = "--rdzv-backend", .target = &nodes.backend, .help = "torchrun's: no use"},
+      {.name = "--rdzv-endpoint",
+       .target = &nodes.endpoint,
+       .help = "torchrun's: on several hosts another way to say --master-addr and --master-port",
+       .type = "HOST:PORT"},
+      {.name = "--rdzv-conf",
+       .target = &nodes.configuration,
+       .help = "torchrun's: join_timeout=SECONDS, for the hosts to come (600); the rest is of no "
+               "use"},
       {.name = "--monitor-interval",
        .target = &command.monitor_interval,
        .help = "torchrun's: no use, a rank's end is seen at once"},

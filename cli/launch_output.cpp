@@ -69,7 +69,7 @@ OutputOptions parse_tee(const std::string& text) {
   return options;
 }
 
-RankOutput::RankOutput(const OutputOptions& options, int ranks, bool append) {
+RankOutput::RankOutput(const OutputOptions& options, int ranks, int first_rank, bool append) {
   const bool files = !options.folder.empty();
   if (files) {
     std::error_code error;
@@ -79,7 +79,7 @@ RankOutput::RankOutput(const OutputOptions& options, int ranks, bool append) {
   }
   for (int rank = 0; rank < ranks; ++rank) {
     if (files) {
-      const std::string path = fmt::format("{}/rank-{}.log", options.folder, rank);
+      const std::string path = fmt::format("{}/rank-{}.log", options.folder, first_rank + rank);
       const int flags = O_WRONLY | O_CREAT | O_CLOEXEC | O_APPEND | (append ? 0 : O_TRUNC);
       files_.emplace_back(::open(path.c_str(), flags, 0666));
       TESSERA_CHECK(files_.back().get() >= 0, ErrorCode::configuration,
@@ -91,7 +91,8 @@ RankOutput::RankOutput(const OutputOptions& options, int ranks, bool append) {
       int ends[2];
       TESSERA_SYSTEM(::pipe2(ends, O_CLOEXEC));
       Stream& stream = streams_.emplace_back();
-      stream.rank = rank;
+      stream.local_rank = rank;
+      stream.rank = first_rank + rank;
       stream.number = number;
       stream.printed = printed;
       stream.file = files ? rank : -1;
@@ -102,10 +103,11 @@ RankOutput::RankOutput(const OutputOptions& options, int ranks, bool append) {
   }
 }
 
-std::array<int, 2> RankOutput::ends_of(int rank) const {
+std::array<int, 2> RankOutput::ends_of(int local_rank) const {
   std::array<int, 2> ends = {-1, -1};
   for (const Stream& stream : streams_) {
-    if (stream.rank == rank) ends[stream.number == STDOUT_FILENO ? 0 : 1] = stream.theirs.get();
+    if (stream.local_rank == local_rank)
+      ends[stream.number == STDOUT_FILENO ? 0 : 1] = stream.theirs.get();
   }
   return ends;
 }

@@ -34,12 +34,13 @@ class RankOutput {
  public:
   // `append`: behind what the ranks wrote before a restart. Throws Error(configuration) when a file
   // cannot be written.
-  RankOutput(const OutputOptions& options, int ranks, bool append);
+  // The ranks are numbered from `first_rank`; options count those of this host.
+  RankOutput(const OutputOptions& options, int ranks, int first_rank, bool append);
   RankOutput(const RankOutput&) = delete;
   RankOutput& operator=(const RankOutput&) = delete;
 
   // What a rank has as stdout and stderr; -1: the launcher's.
-  [[nodiscard]] std::array<int, 2> ends_of(int rank) const;
+  [[nodiscard]] std::array<int, 2> ends_of(int local_rank) const;
   // The ranks have theirs.
   void close_ends();
 
@@ -52,6 +53,7 @@ class RankOutput {
 
  private:
   struct Stream {
+    int local_rank = 0;
     int rank = 0;
     int number = 1;        // stdout or stderr
     bool printed = false;  // with the rank's number

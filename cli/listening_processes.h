@@ -7,7 +7,8 @@
 
 namespace tessera::cli {
 
-// The processes of a group that handle, ignore or block the signal, by /proc. A shell that only
+// The processes of a group that handle or ignore the signal, or go on blocking it (for which it
+// takes a quarter of a second to tell), by /proc. A shell that only
 // waits for its program is none, and would end by it.
 std::vector<pid_t> processes_that_bear(int signal, pid_t group);
 

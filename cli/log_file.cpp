@@ -2,7 +2,6 @@
 #include "cli/log_file.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -107,30 +106,6 @@ void check_output_file(const std::string& key, const std::filesystem::path& path
                   "{}: {} exists and is something else; name another file", key, there.string());
     return 0;
   });
-}
-
-void write_output_file(const std::string& key, const std::filesystem::path& path,
-                       const std::string& content) {
-  std::error_code none;
-  const auto kind = std::filesystem::status(path, none).type();
-  const bool in_place =
-      kind != std::filesystem::file_type::not_found && kind != std::filesystem::file_type::regular;
-  const std::string written =
-      in_place ? path.string() : fmt::format("{}.partial-{}", path.string(), ::getpid());
-  const auto fail_call = [&](const char* call) {
-    const int error = errno;
-    if (!in_place) ::unlink(written.c_str());
-    fail(ErrorCode::runtime, "{}: {}: {}", key, path.string(), describe_errno(call, error));
-  };
-  const int file =
-      ::open(written.c_str(), O_WRONLY | O_CLOEXEC | (in_place ? 0 : O_CREAT | O_TRUNC), 0666);
-  if (file < 0) fail_call("open");
-  const bool whole = write_bytes(file, content);
-  const int error = errno;
-  const bool closed = ::close(file) == 0;
-  if (!whole) errno = error;
-  if (!whole || !closed) fail_call(whole ? "close" : "write");
-  if (!in_place && ::rename(written.c_str(), path.c_str()) != 0) fail_call("rename");
 }
 
 }  // namespace tessera::cli

@@ -54,8 +54,5 @@ std::int64_t bytes_of_lines(
 // `mark` is not. Leaves nothing behind but folders.
 void check_output_file(const std::string& key, const std::filesystem::path& path,
                        std::string_view mark);
-// The whole file or, when an Error(runtime) says why, what was there before.
-void write_output_file(const std::string& key, const std::filesystem::path& path,
-                       const std::string& content);
 
 }  // namespace tessera::cli

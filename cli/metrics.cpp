@@ -44,13 +44,18 @@ std::int64_t bytes_to_keep(const std::filesystem::path& path, std::int64_t resum
 }  // namespace
 
 std::string to_json_line(const StepMetrics& metrics) {
+  std::string scaling;
+  if (metrics.loss_scale) {
+    scaling = fmt::format(R"(, "loss_scale": {}, "skipped_steps": {})", *metrics.loss_scale,
+                          metrics.skipped_steps);
+  }
   return fmt::format(
       R"({{"step": {}, "loss": {}, "grad_norm": {}, "lr": {}, "tokens_per_s": {}, )"
-      R"("samples_per_s": {}, "step_s": {}, "peak_bytes": {}, "cached_bytes": {}, "comm_bytes": {}, "exposed_comm_s": {}, "data_wait_s": {}}})",
+      R"("samples_per_s": {}, "step_s": {}, "peak_bytes": {}, "cached_bytes": {}, "comm_bytes": {}, "exposed_comm_s": {}, "data_wait_s": {}{}}})",
       metrics.step, number(metrics.loss), number(metrics.grad_norm), number(metrics.lr),
       number(metrics.tokens_per_s), number(metrics.samples_per_s), number(metrics.step_s),
       metrics.peak_bytes, metrics.cached_bytes, metrics.comm_bytes, number(metrics.exposed_comm_s),
-      number(metrics.data_wait_s));
+      number(metrics.data_wait_s), scaling);
 }
 
 MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t resume_step)

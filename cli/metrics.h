@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,6 +28,9 @@ struct StepMetrics {
   std::int64_t comm_bytes = 0;    // moved by a rank's collectives in this step
   double exposed_comm_s = 0;      // that computation waited for communication
   double data_wait_s = 0;         // that the rank that waited longest waited for its data
+  // fp16: what this step's loss was multiplied by, and the steps that overflowed until now.
+  std::optional<double> loss_scale = std::nullopt;
+  std::int64_t skipped_steps = 0;
 };
 
 // One line of JSON without its newline. Numbers have 9 significant digits, which a float survives;

@@ -172,6 +172,7 @@ StrategyPlan plan_strategy(const Recipe& recipe, const PlanWorld& world, Strateg
     chosen.sharding.group_size = row.group_size;
   }
   try {
+    check_planned_world(world);
     validate(chosen, world.ranks);
     row.plan = plan_recipe(chosen, world);
   } catch (const Error& error) {

@@ -1,18 +1,14 @@
 // `tessera plan`: what a rank of a world would hold and move, without the world.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <utility>
 
 #include "cli/accelerate_config.h"
-#include "cli/bench_file.h"
 #include "cli/bytes_text.h"
 #include "cli/cluster_calibrate.h"
 #include "cli/cluster_file.h"
@@ -25,58 +21,28 @@
 #include "cli/recipe_values.h"
 #include "cli/subcommands.h"
 #include "engine/backend.h"
+#include "engine/output_file.h"
 #include "kernels/base/error.h"
-#include "sharding/comm/rendezvous.h"
+#include "sharding/comm/shared/rendezvous.h"
 
 namespace tessera::cli {
 namespace {
 
-// Opened before the work, so that a place that cannot be written is said at once.
-class JsonFile {
- public:
-  explicit JsonFile(const std::string& path) : path_(path) {
-    if (path_.empty()) return;
-    stream_.open(path_, std::ios::binary);
-    TESSERA_CHECK(stream_.is_open(), ErrorCode::configuration, "--json {}: cannot be written: {}",
-                  path_, describe_errno("open", errno));
-  }
-  void write(const nlohmann::ordered_json& json) {
-    if (path_.empty()) return;
-    stream_ << json.dump(2) << '\n';
-    stream_.close();
-    TESSERA_CHECK(stream_.good(), ErrorCode::runtime, "--json {}: {}", path_,
-                  describe_errno("write", errno));
-  }
+// Before the work, so that a place that cannot be written is said at once. Empty: no file.
+void check_places(const std::string& json, const std::string& html) {
+  if (!json.empty()) check_output("--json " + json, json);
+  if (!html.empty()) check_html_place(html);
+}
 
- private:
-  std::string path_;
-  std::ofstream stream_;
-};
+void write_json(const std::string& file, const nlohmann::ordered_json& json) {
+  if (!file.empty()) write_output("--json " + file, file, json.dump(2) + "\n");
+}
 
-// Whole or not at all; what is no file of the disk (a pipe, a device) gets the text as it is.
 void write_cluster(const std::string& file, const Cluster& cluster) {
-  const std::string text =
+  write_output(
+      "--calibrate " + file, file,
       cluster_text(cluster, {"Measured by tessera plan --calibrate with nothing else running; "
-                             "docs/cluster.md describes the keys."});
-  std::filesystem::path target = file;
-  if (std::filesystem::is_symlink(target)) target = std::filesystem::weakly_canonical(target);
-  const bool replaced =
-      !std::filesystem::exists(target) || std::filesystem::is_regular_file(target);
-  std::filesystem::path written = target;
-  if (replaced) written += fmt::format(".partial-{}", ::getpid());
-  const auto check = [&](bool good, const char* call) {
-    if (good) return;
-    const std::string why = describe_errno(call, errno);
-    std::error_code ignored;
-    if (replaced) std::filesystem::remove(written, ignored);
-    fail(ErrorCode::runtime, "--calibrate {}: {}", file, why);
-  };
-  std::ofstream stream(written, std::ios::binary);
-  check(stream.is_open(), "open");
-  stream << text;
-  stream.close();
-  check(stream.good(), "write");
-  if (replaced) check(::rename(written.c_str(), target.c_str()) == 0, "rename");
+                             "docs/cluster.md describes the keys."}));
 }
 
 struct PlanCommand {
@@ -116,7 +82,7 @@ struct PlanCommand {
     const std::filesystem::path folder = std::filesystem::absolute(calibrate_file).parent_path();
     TESSERA_CHECK(std::filesystem::is_directory(folder), ErrorCode::configuration,
                   "--calibrate {}: the folder {} does not exist", calibrate_file, folder.string());
-    check_writable("--calibrate", calibrate_file);
+    check_output("--calibrate " + calibrate_file, calibrate_file);
     const Cluster cluster = calibrate({.folder = folder, .progress = [](const std::string& what) {
                                          fmt::print(stderr, "measuring: {}\n", what);
                                        }});
@@ -132,7 +98,7 @@ struct PlanCommand {
     const Recipe recipe = read_recipe(cluster, {});
     check_group(recipe);
     validate(recipe, world_size);
-    JsonFile output(json);
+    check_places(json, html);
     PlanReport report{.recipe = recipe,
                       .world = planned_world(recipe, world_size),
                       .device_memory = memory,
@@ -152,7 +118,7 @@ struct PlanCommand {
       fmt::print("{}", time_text(rows, *cluster, memory));
       add_time_json(result, rows, *cluster, memory);
     }
-    output.write(result);
+    write_json(json, result);
     if (!html.empty()) write_html_report(result, html);
     return something_fits(report) ? 0 : static_cast<int>(ErrorCode::out_of_memory);
   }
@@ -163,7 +129,7 @@ struct PlanCommand {
                                std::optional<std::uint64_t> memory) const {
     const std::vector<SweepPoint> points = sweep_points(sweep, world_size);
     const Recipe first = read_recipe(cluster, points.front().settings);
-    JsonFile output(json);
+    check_places(json, html);
     const PlanReport report{.recipe = first,
                             .world = planned_world(first, points.front().world_size),
                             .device_memory = memory,
@@ -179,7 +145,7 @@ struct PlanCommand {
     fmt::print("{}", time_text(rows, cluster, memory));
     nlohmann::ordered_json result = plan_json(report);
     add_time_json(result, rows, cluster, memory);
-    output.write(result);
+    write_json(json, result);
     if (!html.empty()) write_html_report(result, html);
     return any_row_fits(rows, memory) ? 0 : static_cast<int>(ErrorCode::out_of_memory);
   }
@@ -259,11 +225,6 @@ struct PlanCommand {
         choice == DeviceChoice::cuda ||
         (choice == DeviceChoice::automatic &&
          (world_size > comm::max_ranks_on_host || parse_device("auto").type == DeviceType::cuda));
-    TESSERA_CHECK(
-        gpus || world_size <= comm::max_ranks_on_host, ErrorCode::configuration,
-        "--world-size {}: CPU ranks are those of one host, at most {}; plan for GPUs with "
-        "--device cuda",
-        world_size, comm::max_ranks_on_host);
     return {.ranks = world_size,
             .device = gpus ? DeviceType::cuda : DeviceType::cpu,
             .one_memory = {},

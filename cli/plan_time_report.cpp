@@ -11,6 +11,7 @@
 
 #include "cli/bytes_text.h"
 #include "cli/plan_advice.h"
+#include "cli/recipe_plan.h"
 #include "kernels/base/error.h"
 
 namespace tessera::cli {
@@ -210,6 +211,7 @@ TimedRow row_of_data_parallel(const PlanWorld& world, const Recipe& recipe,
   Recipe share = recipe;
   share.sharding.sharding_strategy = Strategy::no_shard;
   try {
+    check_planned_world(world);
     validate(share, world.ranks);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::configuration) throw;

@@ -43,7 +43,8 @@ int run_ranks(const Recipe& recipe, const comm::World& world,
               const std::function<int(const Context&)>& rank) {
   const Device device = choose_device(recipe, world);
   if (rank_threads() == 0) {
-    return rank(init(device, {.fixed_order = recipe.sharding.fixed_reduction_order}));
+    return rank(init(device, {.fixed_order = recipe.sharding.fixed_reduction_order,
+                              .hosts_backend = recipe.sharding.backend}));
   }
   int code = 0;
   launch(

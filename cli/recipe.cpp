@@ -217,6 +217,18 @@ void apply_configuration(const AccelerateConfig& config, bool assumed,
   }
 }
 
+// Whether a default would be printed that is not what counts: the pretrained folder's is.
+bool is_folders(const RecipeKey& key, const Recipe& recipe) {
+  if (!recipe.model.pretrained || recipe.given.contains(key.name)) return false;
+  if (key.name == "model.seq_len") return recipe.train.task != TaskKind::next_token;
+  return key.name == "model.architecture" || key.name == "model.dropout";
+}
+
+bool is_of_another_model(const RecipeKey& key, const Recipe& recipe) {
+  const bool any = recipe.model.pretrained && !recipe.given.contains("model.architecture");
+  return !any && !key.architecture.empty() && key.architecture != recipe.model.architecture;
+}
+
 }  // namespace
 
 Recipe parse_recipe(std::string_view text, const std::string& source,
@@ -257,8 +269,7 @@ Recipe load_recipe(const std::filesystem::path& path, const std::vector<std::str
 nlohmann::json to_json(const Recipe& recipe) {
   nlohmann::json result = nlohmann::json::object();
   for (const RecipeKey& key : recipe_keys()) {
-    if (!key.write || (!key.architecture.empty() && key.architecture != recipe.model.architecture))
-      continue;
+    if (!key.write || is_of_another_model(key, recipe) || is_folders(key, recipe)) continue;
     nlohmann::json value = key.write(recipe);
     if (value.is_null() && !key.architecture.empty()) continue;
     std::string path = "/" + key.name;

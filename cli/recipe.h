@@ -13,7 +13,10 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "engine/nn/lora_options.h"
 #include "kernels/base/dtype.h"
+#include "sharding/comm/world.h"
+#include "sharding/loss_scaler.h"
 #include "sharding/options.h"
 #include "tasks/batch_order.h"
 #include "tasks/sentence_pairs.h"
@@ -29,21 +32,46 @@ using ShardingStrategy = tessera::Strategy;
 enum class AutoWrapPolicy : std::uint8_t { transformer_based, size_based, none };
 using tessera::ActivationCheckpointing;
 using tessera::BackwardPrefetch;
+using tessera::ReshardAfterForward;
 enum class MixedPrecision : std::uint8_t { no, bf16, fp16 };
 
 constexpr bool is_hybrid(ShardingStrategy strategy) {
   return row_of(strategy).shards == ShardGroup::group;
 }
 
+// Modules, as model.lora.target_modules and sharding.ignored_modules name them.
+struct ModuleNamesRecipe {
+  std::vector<std::string> names;
+  std::string pattern;  // instead
+};
+
+// On where target_modules is given.
+struct LoraRecipe {
+  std::optional<std::int64_t> r;
+  std::optional<double> alpha;
+  std::optional<ModuleNamesRecipe> target_modules;
+  std::optional<double> dropout;
+  std::optional<bool> use_rslora;
+};
+
 struct ModelRecipe {
   std::string architecture = "gpt2";
   std::optional<std::string> pretrained;  // a folder that transformers or Tessera saved
+  LoraRecipe lora;
+  std::optional<std::string> adapter;  // PEFT's folder, to go on from
   std::int64_t seq_len = 256;
   double dropout = 0.0;
   // Without `pretrained`: the whole configuration of the architecture under Hugging Face's
   // config.json names, defaults filled in. With it: only what the recipe changes of the folder's
   // config.json (the dropout rates).
   nlohmann::json config = nlohmann::json::object();
+};
+
+// Parameters with settings of their own, by their whole names.
+struct ParameterGroupRecipe {
+  std::string pattern;
+  std::optional<double> lr;
+  std::optional<double> weight_decay;
 };
 
 using tasks::SentenceEvaluator;
@@ -90,6 +118,7 @@ struct TrainRecipe {
   std::array<double, 2> betas = {0.9, 0.999};
   double eps = 1.0e-8;
   double momentum = 0.0;
+  std::vector<ParameterGroupRecipe> parameter_groups;
   double max_grad_norm = 1.0;  // 0: no clipping
   std::int64_t gradient_accumulation_steps = 1;
   bool sync_each_batch = true;
@@ -114,10 +143,24 @@ struct ShardingRecipe {
   std::int64_t min_num_params = 100'000'000;
   BackwardPrefetch backward_prefetch = BackwardPrefetch::pre;
   bool forward_prefetch = true;
+  std::int64_t limit_all_gathers = 2;                        // units that are whole at a time
+  std::optional<ReshardAfterForward> reshard_after_forward;  // absent: as the strategy says
+  bool reshard_after_backward = true;
   MixedPrecision mixed_precision = MixedPrecision::no;
-  std::optional<DType> reduce_dtype;            // absent: the dtype of mixed_precision
-  std::optional<std::int64_t> group_size;       // absent: the ranks of a host (LOCAL_WORLD_SIZE)
-  bool fixed_reduction_order = false;           // over NCCL: sum as the other backends do
+  std::optional<DType> reduce_dtype;   // absent: the dtype of mixed_precision
+  std::vector<std::string> keep_fp32;  // classes of modules
+  std::optional<ModuleNamesRecipe> ignored_modules;
+  WireFormat gather_wire = WireFormat::same;
+  WireFormat reduce_wire = WireFormat::same;
+  std::optional<double> loss_scale;  // fp16; absent: dynamic
+  double loss_scale_init = 65536;
+  double loss_scale_growth_factor = 2;
+  double loss_scale_backoff_factor = 0.5;
+  std::int64_t loss_scale_growth_interval = 2000;
+  double loss_scale_min = 1;
+  std::optional<std::int64_t> group_size;  // absent: the ranks of a host (LOCAL_WORLD_SIZE)
+  bool fixed_reduction_order = false;      // over NCCL: sum as the other backends do
+  comm::HostsBackend backend = comm::HostsBackend::automatic;
   std::optional<std::int64_t> reduction_group;  // absent: group_size for HYBRID_*, else one tree
   ActivationCheckpointing activation_checkpointing = ActivationCheckpointing::none;
   std::vector<std::string> activation_checkpointing_cls;  // empty: the units
@@ -178,8 +221,17 @@ Recipe parse_recipe(std::string_view text, const std::string& source,
                     const std::vector<std::string>& overrides,
                     const AccelerateConfig* config = nullptr);
 
+// Whether adapters are trained in place of the model.
+bool trains_adapters(const Recipe& recipe);
+nn::LoraOptions lora_options(const Recipe& recipe);
+
 // Where the recipe wants a rank's state.
 OffloadOptions offload_options(const Recipe& recipe);
+
+// cli/recipe_precision.cpp: what sharding.mixed_precision and the keys beside it mean.
+LossScaleOptions loss_scale_options(const Recipe& recipe);
+void set_precision(const Recipe& recipe, ShardingOptions& options);
+void validate_precision(const Recipe& recipe);
 
 // Checks that concern several keys, or a key and the number of ranks. Needs no engine and touches
 // no file.

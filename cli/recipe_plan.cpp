@@ -2,6 +2,8 @@
 #include "cli/recipe_plan.h"
 
 #include "cli/training_run.h"
+#include "kernels/base/error.h"
+#include "sharding/comm/shared/rendezvous.h"
 
 namespace tessera::cli {
 
@@ -15,10 +17,19 @@ MemoryPlan plan_recipe(const Recipe& recipe, const PlanWorld& world, int steps) 
   });
 }
 
+void check_planned_world(const PlanWorld& world) {
+  TESSERA_CHECK(world.device != DeviceType::cpu || world.ranks <= comm::max_ranks_on_host,
+                ErrorCode::configuration,
+                "--world-size {}: CPU ranks are those of one host, at most {}; plan for GPUs with "
+                "--device cuda",
+                world.ranks, comm::max_ranks_on_host);
+}
+
 PlanWorld planned_world_of(const Context& context, const Recipe& recipe) {
   return {.ranks = context.world_size(),
           .device = context.device().type,
           .one_memory = context.communicator().one_memory(),
+          .ranks_per_host = context.communicator().ranks_per_host(),
           .fixed_reduction_order = recipe.sharding.fixed_reduction_order};
 }
 

@@ -13,6 +13,9 @@ namespace tessera::cli {
 // above all; the second is as all after it.
 MemoryPlan plan_recipe(const Recipe& recipe, const PlanWorld& world, int steps = 2);
 
+// Throws Error(configuration) for a world that no run could be: more CPU ranks than one host takes.
+void check_planned_world(const PlanWorld& world);
+
 // The world that a run is part of, for comparing it with its plan.
 PlanWorld planned_world_of(const Context& context, const Recipe& recipe);
 

@@ -1,219 +1,13 @@
 // The table of keys outside of model configurations.
 #include "cli/recipe_schema.h"
 
-#include <fmt/format.h>
-#include <nlohmann/json.hpp>
-#include <type_traits>
-
-#include "cli/bytes_text.h"
-#include "cli/recipe_data_sets.h"
-#include "cli/recipe_values.h"
+#include "cli/recipe_fine_tuning.h"
+#include "cli/recipe_rows.h"
+#include "cli/recipe_schedule.h"
 #include "models/registry.h"
 
 namespace tessera::cli {
 namespace {
-
-template <class T>
-struct Unwrapped {
-  using type = T;
-  static constexpr bool optional = false;
-};
-template <class T>
-struct Unwrapped<std::optional<T>> {
-  using type = T;
-  static constexpr bool optional = true;
-};
-
-template <class T>
-constexpr std::string_view type_name() {
-  if constexpr (std::is_same_v<T, bool>) return "true \\| false";
-  if constexpr (std::is_same_v<T, std::int64_t>) return "whole number";
-  if constexpr (std::is_same_v<T, double>) return "number";
-  if constexpr (std::is_same_v<T, std::string>) return "text";
-  if constexpr (std::is_same_v<T, std::vector<std::string>>) return "list of names";
-  if constexpr (std::is_same_v<T, std::array<double, 2>>) return "two numbers";
-  if constexpr (std::is_same_v<T, std::array<std::int64_t, 2>>) return "two whole numbers";
-}
-
-template <class T>
-T read_value(const YamlNode& node, const std::string& name, const Range& range) {
-  if constexpr (std::is_same_v<T, bool>) {
-    return read_bool(node, name);
-  } else if constexpr (std::is_same_v<T, std::int64_t>) {
-    const std::int64_t value = read_integer(node, name);
-    check_range(node, name, range, static_cast<double>(value));
-    return value;
-  } else if constexpr (std::is_same_v<T, double>) {
-    const double value = read_number(node, name);
-    check_range(node, name, range, value);
-    return value;
-  } else if constexpr (std::is_same_v<T, std::string>) {
-    return read_text(node, name);
-  } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
-    return read_texts(node, name);
-  } else {
-    T values;
-    if constexpr (std::is_same_v<T, std::array<double, 2>>) {
-      values = read_pair(node, name);
-    } else {
-      values = read_whole_pair(node, name);
-    }
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      check_range(node.items[i], name, range, static_cast<double>(values[i]));
-    }
-    return values;
-  }
-}
-
-// A key whose value is a member of Recipe; its type follows from the member's.
-template <class Access>
-RecipeKey key(std::string name, Access access, std::string help, Range range = {}) {
-  using Member = std::remove_cvref_t<decltype(access(std::declval<Recipe&>()))>;
-  using Value = typename Unwrapped<Member>::type;
-  RecipeKey row;
-  row.name = name;
-  row.type = type_name<Value>();
-  row.range = range.text();
-  row.help = std::move(help);
-  row.free_text = std::is_same_v<Value, std::string>;
-  row.optional = Unwrapped<Member>::optional;
-  row.read = [=](Recipe& recipe, const YamlNode& node) {
-    access(recipe) = read_value<Value>(node, name, range);
-  };
-  row.write = [=](const Recipe& recipe) -> nlohmann::json {
-    if constexpr (Unwrapped<Member>::optional) {
-      if (!access(recipe)) return nullptr;
-      return *access(recipe);
-    } else {
-      return access(recipe);
-    }
-  };
-  return row;
-}
-
-// A key whose value is a number of bytes, as "5GB" or 5000000000.
-template <class Access>
-RecipeKey byte_count(const std::string& name, Access access, std::string help) {
-  RecipeKey row;
-  row.name = name;
-  row.type = "bytes, as 5GB";
-  row.help = std::move(help);
-  row.free_text = true;
-  row.read = [=](Recipe& recipe, const YamlNode& node) {
-    const std::string text = node.kind == YamlNode::Kind::scalar ? node.text : std::string();
-    const auto bytes = text == "0" ? std::optional<std::uint64_t>(0) : parse_bytes(text);
-    if (!bytes) refuse_value(node, name, "a number of bytes, as 5GB or 500MiB, or 0");
-    access(recipe) = *bytes;
-  };
-  row.write = [=](const Recipe& recipe) -> nlohmann::json { return access(recipe); };
-  return row;
-}
-
-// A key whose value is one of a few names.
-template <class Access, class T>
-RecipeKey choice(std::string name, Access access, std::vector<Choice<T>> choices,
-                 std::string help) {
-  using Member = std::remove_cvref_t<decltype(access(std::declval<Recipe&>()))>;
-  RecipeKey row;
-  row.name = name;
-  for (const Choice<T>& one : choices) {
-    if (one.listed && one.available) {
-      row.type += (row.type.empty() ? "" : " \\| ") + std::string(one.name);
-    }
-  }
-  row.help = std::move(help);
-  row.optional = Unwrapped<Member>::optional;
-  row.read = [=](Recipe& recipe, const YamlNode& node) {
-    access(recipe) = read_choice(node, name, choices);
-  };
-  row.write = [=](const Recipe& recipe) -> nlohmann::json {
-    if constexpr (Unwrapped<Member>::optional) {
-      if (!access(recipe)) return nullptr;
-      return choice_name(choices, *access(recipe));
-    } else {
-      return choice_name(choices, access(recipe));
-    }
-  };
-  return row;
-}
-
-// A key that other programs' files contain and that is true here whatever it says: a recipe that
-// says otherwise is told.
-RecipeKey always(const std::string& name, const std::string& so) {
-  RecipeKey row;
-  row.name = name;
-  row.type = type_name<bool>();
-  row.fallback = "true";
-  row.help = fmt::format("Accelerate's key; whatever it says, {}.", so);
-  row.read = [=](Recipe& recipe, const YamlNode& node) {
-    if (read_bool(node, name)) return;
-    recipe.notes.push_back(fmt::format("{}: {}: false changes nothing: {}", node.where, name, so));
-  };
-  return row;
-}
-
-// A key whose value is data sets.
-template <class Access>
-RecipeKey data_sets(const std::string& name, Access access, std::string help) {
-  RecipeKey row;
-  row.name = name;
-  row.type = "text \\| data sets";
-  row.help = std::move(help);
-  row.free_text = true;
-  row.read = [=](Recipe& recipe, const YamlNode& node) {
-    access(recipe) = read_data_sets(node, name);
-  };
-  row.write = [=](const Recipe& recipe) -> nlohmann::json {
-    if (access(recipe).empty()) return nullptr;
-    return write_data_sets(access(recipe));
-  };
-  return row;
-}
-
-RecipeKey optional_value(RecipeKey row) {
-  row.optional = true;
-  return row;
-}
-
-// A number of things, or `true` for one of them and `false` for none.
-template <class Access>
-RecipeKey count_or_truth(std::string name, Access access, std::string help) {
-  RecipeKey row = key(name, access, std::move(help), at_least(0));
-  row.type = "true \\| false \\| whole number";
-  const auto read_number = row.read;
-  row.read = [=](Recipe& recipe, const YamlNode& node) {
-    const std::string word =
-        node.kind == YamlNode::Kind::scalar ? lower_case(node.text) : std::string();
-    const bool truth = word == "true" || word == "yes" || word == "on" || word == "false" ||
-                       word == "no" || word == "off";
-    if (!truth) return read_number(recipe, node);
-    access(recipe) = read_bool(node, name) ? 1 : 0;
-  };
-  return row;
-}
-
-// A key of the design whose feature does not exist yet.
-RecipeKey unavailable(const std::string& name, std::string help) {
-  RecipeKey row;
-  row.name = name;
-  row.type = "-";
-  row.fallback = "-";
-  row.help = std::move(help) + " Not available in this version: refused.";
-  row.free_text = true;
-  row.optional = true;
-  row.read = [=](Recipe&, const YamlNode& node) { refuse_unavailable(node.where, name); };
-  return row;
-}
-
-RecipeKey default_is(std::string fallback, RecipeKey row) {
-  row.fallback = std::move(fallback);
-  return row;
-}
-
-RecipeKey also_called(std::vector<std::string> synonyms, RecipeKey row) {
-  row.synonyms = std::move(synonyms);
-  return row;
-}
 
 #define TESSERA_KEY(section, member)                \
 #section "." #member, [](auto& recipe) -> auto& { \
@@ -224,13 +18,6 @@ const std::vector<Choice<DType>> floating_types = {
     {"fp32", DType::float32},  {"float32", DType::float32, true, false},
     {"bf16", DType::bfloat16}, {"bfloat16", DType::bfloat16, true, false},
     {"fp16", DType::float16},  {"float16", DType::float16, true, false},
-};
-
-// Of gradients: fp16 would overflow without a loss scaler.
-const std::vector<Choice<DType>> wire_types = {
-    {"fp32", DType::float32},        {"float32", DType::float32, true, false},
-    {"bf16", DType::bfloat16},       {"bfloat16", DType::bfloat16, true, false},
-    {"fp16", DType::float16, false}, {"float16", DType::float16, false, false},
 };
 
 std::vector<Choice<std::string>> architecture_choices() {
@@ -251,6 +38,19 @@ std::vector<RecipeKey> model_keys() {
       key(TESSERA_KEY(model, seq_len), "Tokens in a training sequence.", at_least(1)),
       key(TESSERA_KEY(model, dropout),
           "Sets every dropout rate of the model that is not set by its own key.", from_up_to(0, 1)),
+      default_is("none", target_modules_key()),
+      default_is("8", key(TESSERA_KEY(model, lora.r), "The rank of the adapters.",
+                          Range{1, nn::max_lora_rank, false, false})),
+      default_is("16", key(TESSERA_KEY(model, lora.alpha),
+                           "What an adapter adds is multiplied by `alpha / r`.")),
+      default_is("0", key(TESSERA_KEY(model, lora.dropout),
+                          "The dropout rate of what goes into the adapters.", from_up_to(0, 1))),
+      default_is("false", key(TESSERA_KEY(model, lora.use_rslora),
+                              "Multiply by `alpha / sqrt(r)` instead.")),
+      default_is("none",
+                 key(TESSERA_KEY(model, adapter),
+                     "A folder of an adapter, PEFT's or a step of a run with `model.lora`: its "
+                     "adapters are trained on, over the base in `pretrained`.")),
   };
 }
 
@@ -320,6 +120,7 @@ std::vector<RecipeKey> train_keys() {
       key(TESSERA_KEY(train, betas), "AdamW's two decay rates.", from_up_to(0, 1)),
       key(TESSERA_KEY(train, eps), "AdamW's epsilon.", above(0)),
       key(TESSERA_KEY(train, momentum), "SGD's momentum.", from_up_to(0, 1)),
+      default_is("none", parameter_groups_key()),
       key(TESSERA_KEY(train, max_grad_norm),
           "Gradients are scaled down to this norm over all ranks; 0: never.", at_least(0)),
       key(TESSERA_KEY(train, gradient_accumulation_steps), "Micro-batches in an optimizer step.",
@@ -379,7 +180,9 @@ std::vector<RecipeKey> strategy_keys() {
                          "When the next unit is gathered in the backward pass: before this one's "
                          "gradients are computed, after, or when it is needed.")),
       key(TESSERA_KEY(sharding, forward_prefetch), "Gather the next unit during a unit's forward."),
-      always("sharding.limit_all_gathers", "at most two gathers are in flight"),
+      bound_on_gathers(TESSERA_KEY(sharding, limit_all_gathers),
+                       "Units that are whole at a time, the one at work included: the others are "
+                       "gathered ahead. `true`, and Accelerate's `false` too, is 2."),
   };
 }
 
@@ -389,16 +192,37 @@ std::vector<RecipeKey> precision_and_group_keys() {
       choice(TESSERA_KEY(sharding, mixed_precision),
              std::vector<Choice<M>>{{"no", M::no},
                                     {"bf16", M::bf16},
-                                    {"fp16", M::fp16, false},
+                                    {"fp16", M::fp16},
                                     {"fp32", M::no, true, false},
                                     {"false", M::no, true, false},
                                     {"fp8", M::no, false, false}},
              "The dtype of parameters and activations in compute; master weights stay fp32."),
       default_is(
           "that of compute",
-          choice(TESSERA_KEY(sharding, reduce_dtype), wire_types,
-                 "The dtype in which gradients travel. Sums are fp32, but NCCL's own (without "
-                 "`fixed_reduction_order`), which are in it.")),
+          choice(TESSERA_KEY(sharding, reduce_dtype), floating_types,
+                 "The dtype in which backward writes gradients, and in which they travel. Sums are "
+                 "fp32.")),
+      also_called({"sharding.module_classes_to_ignore"},
+                  default_is("none", key(TESSERA_KEY(sharding, keep_fp32),
+                                         "Classes of modules that compute in fp32 beside bf16 or "
+                                         "fp16, as LayerNorm, as a list or with commas. FSDP calls "
+                                         "it `_module_classes_to_ignore`."))),
+      choice(TESSERA_KEY(sharding, gather_wire),
+             std::vector<Choice<WireFormat>>{{"same", WireFormat::same},
+                                             {"bf16", WireFormat::bf16},
+                                             {"int8", WireFormat::int8},
+                                             {"fp8_e4m3", WireFormat::fp8_e4m3},
+                                             {"fp8_e5m2", WireFormat::fp8_e5m2}},
+             "What parameters are gathered as, where that is narrower than the dtype of compute: "
+             "they are rounded to it. int8 and fp8 in blocks of 32 with a scale each."),
+      choice(TESSERA_KEY(sharding, reduce_wire),
+             std::vector<Choice<WireFormat>>{{"same", WireFormat::same},
+                                             {"bf16", WireFormat::bf16},
+                                             {"int8", WireFormat::int8},
+                                             {"fp8_e4m3", WireFormat::same, false, false},
+                                             {"fp8_e5m2", WireFormat::same, false, false}},
+             "What gradients travel as, where that is narrower than `reduce_dtype`: each rank's "
+             "are rounded to it; sums are fp32."),
       default_is("the ranks of a host",
                  key(TESSERA_KEY(sharding, group_size),
                      "HYBRID_*: ranks that share one copy of the model; must divide the world.",
@@ -411,14 +235,47 @@ std::vector<RecipeKey> precision_and_group_keys() {
               "every strategy; needed only to compare HYBRID_* whose group is no power of two.",
               at_least(1))),
       key(TESSERA_KEY(sharding, fixed_reduction_order),
-          "Ranks over NCCL: sum gradients in the order of the other communicators instead of "
-          "NCCL's, "
-          "so that every strategy gives the same bits. Elsewhere that is always so."),
+          "Ranks over NCCL: sum fp32 gradients in the order of the other communicators instead of "
+          "NCCL's, so that every strategy gives the same bits. Elsewhere, and for 16-bit ones, "
+          "that "
+          "is always so."),
+      choice(TESSERA_KEY(sharding, backend),
+             std::vector<Choice<comm::HostsBackend>>{{"auto", comm::HostsBackend::automatic},
+                                                     {"shm+tcp", comm::HostsBackend::tcp},
+                                                     {"shm+mpi", comm::HostsBackend::mpi}},
+             "Ranks on CPUs of several hosts: what carries data between hosts. `auto`: what the "
+             "environment variable TESSERA_BACKEND says, else `shm+tcp`; `shm+mpi` wants ranks "
+             "that mpirun or srun started (several-hosts.md). On one host it is `shm` in any "
+             "case."),
       always("sharding.use_orig_params", "parameters always keep their names and shapes"),
       always("sharding.sync_module_states", "ranks always begin with equal weights"),
       always("sharding.cpu_ram_efficient_loading", "a rank always reads only its share"),
-      unavailable("sharding.reshard_after_forward", "Reshard to a smaller group after forward."),
-      unavailable("sharding.ignored_modules", "Modules to leave unsharded."),
+      reshard_after_forward_key(),
+      key(TESSERA_KEY(sharding, reshard_after_backward),
+          "`false`: what stays after the forward stays until the optimizer changes it, so that "
+          "nothing is gathered anew between the micro-batches of a step; same memory."),
+      ignored_modules_key(),
+      without_object("sharding.buffer_dtype",
+                     "FSDP's dtype of the tensors that modules register beside parameters",
+                     "modules here register parameters alone; rotary tables stay fp32"),
+  };
+}
+
+std::vector<RecipeKey> loss_scale_keys() {
+  return {
+      number_or_word(TESSERA_KEY(sharding, loss_scale), "dynamic",
+                     "fp16: what the loss is multiplied by before the backward, so that small "
+                     "gradients survive; a power of two. A step whose gradients overflow on any "
+                     "rank is skipped by all. `dynamic` then goes down, and up again."),
+      key(TESSERA_KEY(sharding, loss_scale_init), "The first one, a power of two."),
+      key(TESSERA_KEY(sharding, loss_scale_growth_factor),
+          "By what it grows, a power of two above 1."),
+      key(TESSERA_KEY(sharding, loss_scale_backoff_factor),
+          "By what a skipped step reduces it, a power of two below 1."),
+      key(TESSERA_KEY(sharding, loss_scale_growth_interval), "Good steps in a row before it grows.",
+          at_least(1)),
+      key(TESSERA_KEY(sharding, loss_scale_min),
+          "One that would fall below this ends the run: no scale helps a loss that is not finite."),
   };
 }
 
@@ -559,8 +416,8 @@ void add_prefixed_synonyms(std::vector<RecipeKey>& keys) {
 std::vector<RecipeKey> all_keys() {
   std::vector<RecipeKey> keys;
   for (auto part : {model_keys(), model_config_keys(), data_keys(), train_keys(), strategy_keys(),
-                    precision_and_group_keys(), recomputation_keys(), offload_keys(),
-                    checkpoint_keys(), log_keys()}) {
+                    precision_and_group_keys(), loss_scale_keys(), recomputation_keys(),
+                    offload_keys(), checkpoint_keys(), log_keys()}) {
     for (RecipeKey& row : part) keys.push_back(std::move(row));
   }
   add_prefixed_synonyms(keys);

@@ -1,6 +1,7 @@
 // From a recipe's keys to a task's options.
 #include "cli/recipe_task.h"
 
+#include <fmt/format.h>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -8,6 +9,7 @@
 #include "checkpoint/export.h"
 #include "engine/data/corpus.h"
 #include "kernels/base/error.h"
+#include "models/adapter.h"
 #include "models/registry.h"
 #include "models/sentence_encoder.h"
 #include "tasks/next_token.h"
@@ -42,6 +44,10 @@ nlohmann::json changes_of(const Recipe& recipe, const nlohmann::json& folder) {
 
 nlohmann::json model_configuration(const Recipe& recipe) {
   if (recipe.model.pretrained) {
+    TESSERA_CHECK(!checkpoint::is_peft_folder(*recipe.model.pretrained), ErrorCode::configuration,
+                  "{}: model.pretrained {} has an adapter; name it in model.adapter, and in "
+                  "model.pretrained the model that it is for",
+                  where(recipe, "model.pretrained"), *recipe.model.pretrained);
     nlohmann::json folder =
         read_folder_config(std::filesystem::path(*recipe.model.pretrained) / "config.json");
     folder.update(changes_of(recipe, folder));
@@ -53,6 +59,33 @@ nlohmann::json model_configuration(const Recipe& recipe) {
 }
 
 namespace {
+
+// With the place of the key that asked for it.
+template <class Work>
+void at_key(const Recipe& recipe, const std::string& key, const Work& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("{}: {}: {}", where(recipe, key), key, error.what()));
+  }
+}
+
+void adapt(const Recipe& recipe, models::Model& model) {
+  if (!trains_adapters(recipe)) return;
+  std::optional<DType> storage;
+  if (recipe.sharding.mixed_precision == MixedPrecision::bf16) storage = bfloat16;
+  if (const auto& folder = recipe.model.adapter) {
+    TESSERA_CHECK(checkpoint::is_peft_folder(*folder), ErrorCode::configuration,
+                  "{}: model.adapter: {} has no {}", where(recipe, "model.adapter"), *folder,
+                  checkpoint::peft_config_file);
+    at_key(recipe, "model.adapter",
+           [&] { models::add_lora_of(*folder, model, storage, recipe.sharding.keep_fp32); });
+  } else {
+    at_key(recipe, "model.lora.target_modules", [&] {
+      models::add_lora(model, lora_options(recipe), storage, recipe.sharding.keep_fp32);
+    });
+  }
+}
 
 std::vector<std::string> files_of(const std::vector<DataSetRecipe>& sets) {
   std::vector<std::string> files;
@@ -90,7 +123,9 @@ std::unique_ptr<models::SentenceEncoder> make_encoder(const Recipe& recipe,
     if (!recipe.given.contains("model.vocab_size")) {
       config["vocab_size"] = tokenizer.vocabulary_size();
     }
-    return models::make_mean_pooling_encoder(config, recipe.source);
+    auto encoder = models::make_mean_pooling_encoder(config, recipe.source);
+    adapt(recipe, *encoder);
+    return encoder;
   }
   const std::filesystem::path folder = *recipe.model.pretrained;
   const nlohmann::json changes = changes_of(recipe, read_folder_config(folder / "config.json"));
@@ -99,6 +134,7 @@ std::unique_ptr<models::SentenceEncoder> make_encoder(const Recipe& recipe,
     check_vocabulary(where(recipe, "data.tokenizer"), std::string(tokenizer.name()),
                      tokenizer.vocabulary_size(), encoder->vocabulary(), true);
   }
+  adapt(recipe, *encoder);
   return encoder;
 }
 
@@ -142,6 +178,7 @@ std::unique_ptr<tasks::Task> next_token_task(const Recipe& recipe, bool planned)
   options.pretrained = recipe.model.pretrained.has_value();
   options.takes_vocabulary = !options.pretrained && !recipe.given.contains("model.vocab_size");
   options.model_source = recipe.model.pretrained.value_or(recipe.source);
+  options.adapt = [&recipe](models::Model& model) { adapt(recipe, model); };
   options.source = recipe.source;
   options.train_place = where(recipe, "data.train");
   options.seq_len_place = where(recipe, "model.seq_len");
@@ -155,6 +192,12 @@ std::map<std::string, std::string> tokenizer_files(const Recipe& recipe) {
   std::error_code error;
   if (!std::filesystem::is_directory(name, error)) return {};
   return checkpoint::read_model_files(name);
+}
+
+nn::LoraOptions adapter_options(const Recipe& recipe) {
+  if (!recipe.model.adapter) return lora_options(recipe);
+  const checkpoint::PeftConfig config = checkpoint::read_peft_config(*recipe.model.adapter);
+  return models::lora_options(config);
 }
 
 std::unique_ptr<tasks::Task> make_task(const Recipe& recipe, bool planned) {

@@ -19,6 +19,9 @@ std::unique_ptr<tasks::Task> make_task(const Recipe& recipe, bool planned);
 // its weights.
 std::map<std::string, std::string> tokenizer_files(const Recipe& recipe);
 
+// The adapters of a recipe that trains them: its own, or of model.adapter.
+nn::LoraOptions adapter_options(const Recipe& recipe);
+
 // The model's configuration: the recipe's, or a pretrained folder's with the recipe's changes.
 nlohmann::json model_configuration(const Recipe& recipe);
 

@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/recipe.h"
+#include "cli/recipe_fine_tuning.h"
+#include "cli/recipe_schedule.h"
 #include "cli/recipe_schema.h"
 #include "engine/data/tokenizer.h"
 #include "kernels/base/error.h"
@@ -178,9 +180,12 @@ void validate(const Recipe& recipe, int world_size) {
   validate_model(recipe);
   validate_train(recipe);
   validate_sharding(recipe, world_size);
+  validate_schedule(recipe, world_size);
+  validate_precision(recipe);
   validate_recomputation(recipe);
   validate_offload(recipe);
   validate_log(recipe);
+  validate_fine_tuning(recipe);
   check(!recipe.data.split_batches || recipe.data.batch_size % world_size == 0, recipe,
         "data.batch_size", "{} cannot be split over {} ranks (data.split_batches: true)",
         recipe.data.batch_size, world_size);

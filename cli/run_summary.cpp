@@ -11,6 +11,7 @@
 #include "cli/bytes_text.h"
 #include "cli/log_file.h"
 #include "cli/training_run.h"
+#include "engine/output_file.h"
 #include "sharding/trace.h"
 
 namespace tessera::cli {
@@ -38,7 +39,8 @@ nlohmann::ordered_json spans_json(const StepRecord& record, Lane lane, std::int6
   nlohmann::ordered_json spans = nlohmann::ordered_json::array();
   for (const Span& span : record.spans) {
     if (span.lane != lane || span.begin >= record.end) continue;
-    const bool collective = lane == Lane::gather || lane == Lane::reduce;
+    const bool collective =
+        lane == Lane::gather || lane == Lane::reduce || lane == Lane::all_reduce;
     spans.push_back({{"start_s", static_cast<double>(span.begin - zero) * 1e-9},
                      {"end_s", static_cast<double>(span.end - zero) * 1e-9},
                      {"name", units.at(static_cast<std::size_t>(span.unit))},
@@ -145,7 +147,8 @@ std::vector<std::string> RunSummary::finish(TrainingRun& training) {
   std::vector<StepRecord> timeline;
   if (!path_.empty()) timeline = gather_records(training.context(), timeline_);
   if (!writes_ || steps_ == 0) return {};
-  if (!path_.empty()) write_output_file("log.summary", path_, json(training, reports, timeline));
+  if (!path_.empty())
+    write_output("log.summary: " + path_, path_, json(training, reports, timeline));
   return lines(reports);
 }
 

@@ -58,7 +58,7 @@ void TensorboardLog::begin() {
 }
 
 void TensorboardLog::write(const StepMetrics& m) {
-  const std::vector<std::pair<std::string, double>> numbers = {
+  std::vector<std::pair<std::string, double>> numbers = {
       {"train/loss", m.loss},
       {"train/grad_norm", m.grad_norm},
       {"train/lr", m.lr},
@@ -70,6 +70,10 @@ void TensorboardLog::write(const StepMetrics& m) {
       {"communication/bytes", static_cast<double>(m.comm_bytes)},
       {"memory/peak_bytes", static_cast<double>(m.peak_bytes)},
       {"memory/cached_bytes", static_cast<double>(m.cached_bytes)}};
+  if (m.loss_scale) {
+    numbers.emplace_back("train/loss_scale", *m.loss_scale);
+    numbers.emplace_back("train/skipped_steps", static_cast<double>(m.skipped_steps));
+  }
   file_.append(tf_record(scalar_event(wall_time(), m.step, numbers)), m.step);
 }
 

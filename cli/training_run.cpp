@@ -8,12 +8,14 @@
 #include <cstring>
 #include <limits>
 
+#include "checkpoint/peft.h"
 #include "cli/device.h"
 #include "cli/interruption.h"
 #include "cli/recipe_task.h"
 #include "engine/autograd.h"
 #include "engine/backend.h"
 #include "engine/memory.h"
+#include "engine/nn/lora.h"
 #include "engine/ops.h"
 #include "engine/random.h"
 #include "kernels/base/error.h"
@@ -38,17 +40,19 @@ WrapPolicy wrap_policy(const Recipe& recipe, const tasks::Task& task) {
 ShardingOptions sharding_options(const Recipe& recipe, const Context& context,
                                  const tasks::Task& task) {
   const ShardingRecipe& chosen = recipe.sharding;
-  TESSERA_CHECK(chosen.mixed_precision != MixedPrecision::fp16, ErrorCode::configuration,
-                "{}: sharding.mixed_precision: fp16 needs a loss scaler, which this version has "
-                "not; use bf16",
-                where(recipe, "sharding.mixed_precision"));
   ShardingOptions options;
   options.strategy = chosen.sharding_strategy;
   options.wrap = wrap_policy(recipe, task);
-  if (chosen.mixed_precision == MixedPrecision::bf16) options.param_dtype = bfloat16;
-  options.reduce_dtype = chosen.reduce_dtype;
+  set_precision(recipe, options);
+  if (chosen.ignored_modules) {
+    options.ignored_modules = chosen.ignored_modules->names;
+    options.ignored_pattern = chosen.ignored_modules->pattern;
+  }
   options.backward_prefetch = chosen.backward_prefetch;
   options.forward_prefetch = chosen.forward_prefetch;
+  options.limit_all_gathers = static_cast<int>(chosen.limit_all_gathers);
+  options.reshard_after_forward = chosen.reshard_after_forward;
+  options.reshard_after_backward = chosen.reshard_after_backward;
   options.group_size = static_cast<int>(chosen.group_size.value_or(context.world().local_size));
   options.reduction_group = static_cast<int>(chosen.reduction_group.value_or(0));
   options.activation_checkpointing = chosen.activation_checkpointing;
@@ -59,6 +63,39 @@ ShardingOptions sharding_options(const Recipe& recipe, const Context& context,
   return options;
 }
 
+IgnoredModules ignored_modules(const Recipe& recipe, nn::Module& module,
+                               const ShardingOptions& options) {
+  try {
+    return {module, options.ignored_modules, options.ignored_pattern};
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("{}: sharding.{}",
+                                          where(recipe, "sharding.ignored_modules"), error.what()));
+  }
+}
+
+// Nobody would sum their gradients. Adapters that nobody trains would be for nothing.
+void freeze_ignored(const Recipe& recipe, nn::Module& module, const ShardingOptions& options) {
+  const IgnoredModules ignored = ignored_modules(recipe, module, options);
+  for (const OwnedParameter& parameter : ignored.parameters()) {
+    TESSERA_CHECK(
+        !trains_adapters(recipe) || !parameter.tensor.requires_grad(), ErrorCode::configuration,
+        "{}: sharding.ignored_modules: {} is trained beside the model (model.lora), and what is "
+        "ignored is frozen; leave one of them out",
+        where(recipe, "sharding.ignored_modules"), parameter.name);
+  }
+  for (const auto& [name, part] : ignored.outermost()) freeze(*part);
+}
+
+std::vector<optim::ParameterGroup> parameter_groups(const TrainRecipe& train) {
+  std::vector<optim::ParameterGroup> groups;
+  for (const ParameterGroupRecipe& group : train.parameter_groups) {
+    const double scale = group.lr ? *group.lr / train.lr : 1.0;
+    groups.push_back(
+        {.pattern = group.pattern, .lr_scale = scale, .weight_decay = group.weight_decay});
+  }
+  return groups;
+}
+
 std::unique_ptr<optim::Optimizer> make_optimizer(const TrainRecipe& train,
                                                  std::vector<nn::NamedParameter> parameters) {
   if (train.optimizer == OptimizerKind::sgd) {
@@ -66,7 +103,8 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const TrainRecipe& train,
                                         optim::SgdOptions{.lr = train.lr,
                                                           .momentum = train.momentum,
                                                           .weight_decay = train.weight_decay,
-                                                          .decay = optim::decay_matrices});
+                                                          .decay = optim::decay_matrices,
+                                                          .groups = parameter_groups(train)});
   }
   return std::make_unique<optim::AdamW>(std::move(parameters),
                                         optim::AdamWOptions{.lr = train.lr,
@@ -74,7 +112,8 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const TrainRecipe& train,
                                                             .beta2 = train.betas[1],
                                                             .eps = train.eps,
                                                             .weight_decay = train.weight_decay,
-                                                            .decay = optim::decay_matrices});
+                                                            .decay = optim::decay_matrices,
+                                                            .groups = parameter_groups(train)});
 }
 
 optim::Schedule make_schedule(const TrainRecipe& train) {
@@ -132,10 +171,16 @@ TrainingRun::TrainingRun(const Recipe& recipe, Context context)
 
   manual_seed(static_cast<std::uint64_t>(recipe_.train.seed));
   task_ = make_task(recipe_, context_.device().is_planned());
+  if (trains_adapters(recipe_)) adapter_ = adapter_options(recipe_);
   order_.emplace(batch_order(recipe_, task_->samples_per_epoch()));
   position_.data = order_->begin();
-  sharded_.emplace(task_->module(), context_, sharding_options(recipe_, context_, *task_));
+  const ShardingOptions sharding = sharding_options(recipe_, context_, *task_);
+  freeze_ignored(recipe_, task_->module(), sharding);
+  sharded_.emplace(task_->module(), context_, sharding);
   optimizer_ = make_optimizer(recipe_.train, sharded_->parameters());
+  if (recipe_.sharding.mixed_precision == MixedPrecision::fp16) {
+    scaler_.emplace(loss_scale_options(recipe_));
+  }
   if (saves() && recipe_.checkpoint.async) {
     saver_ = std::make_unique<AsyncSaver>(context_, *sharded_, *optimizer_);
   }
@@ -166,7 +211,8 @@ TrainingRun::MicroBatch TrainingRun::forward_backward(tasks::DataPosition& data,
   }
   const double value = loss.item();
   // With several micro-batches the gradient is that of their mean.
-  (accumulated == 1 ? loss : loss * (1.0 / static_cast<double>(accumulated))).backward();
+  if (accumulated != 1) loss = loss * (1.0 / static_cast<double>(accumulated));
+  (scaler_ ? scaler_->scale(loss) : loss).backward();
   order_->advance(data, next.batch);
   return {value, next.prepared->tokens};
 }
@@ -190,22 +236,22 @@ StepMetrics TrainingRun::step() {
     mine.tokens += one.tokens;
   }
   StepMetrics metrics;
-  metrics.grad_norm = static_cast<float>(sharded_->clip_grad_norm(recipe_.train.max_grad_norm));
+  if (scaler_) metrics.loss_scale = scaler_->factor();
+  const double norm =
+      sharded_->clip_grad_norm(recipe_.train.max_grad_norm, metrics.loss_scale.value_or(1));
+  metrics.grad_norm = static_cast<float>(norm);
   metrics.lr = schedule_.at(position_.steps);
   metrics.data_wait_s = batches_ ? batches_->waited_seconds() - waited_before : 0;
   const MicroBatch all = agree(metrics, mine);
-  TESSERA_CHECK(std::isfinite(metrics.loss) && std::isfinite(metrics.grad_norm), ErrorCode::numeric,
-                "step {}: loss {} and gradient norm {} are not finite; lower train.lr, or resume "
-                "from the last checkpoint",
-                position_.steps + 1, unsigned_nan(metrics.loss), unsigned_nan(metrics.grad_norm));
+  const bool usable = may_update(metrics, norm);
   optimizer_->set_learning_rate(metrics.lr);
   {
     const ComputeScope optimizer(recorder_.get(), SpanKind::optimizer);
-    optimizer_->step();
+    if (usable) optimizer_->step();
     optimizer_->zero_grad();
   }
   // What is made at all is made by the first step, so that a plan and a measurement see it.
-  if (saver_ && !std::exchange(saver_ready_, true)) saver_->reserve();
+  if (saver_ && !std::exchange(saver_ready_, true)) saver_->reserve(state_names());
 
   position_.steps += 1;
   position_.data = std::move(data);
@@ -218,6 +264,24 @@ StepMetrics TrainingRun::step() {
   metrics.samples_per_s = static_cast<double>(samples) / metrics.step_s;
   metrics.tokens_per_s = static_cast<double>(all.tokens) / metrics.step_s;
   return metrics;
+}
+
+// Whether the step's gradients are of use. What decides is the same on every rank. A loss scale
+// that was too large costs a step; anything else that is not finite is the end.
+bool TrainingRun::may_update(StepMetrics& metrics, double norm) {
+  bool overflow = false;
+  try {
+    overflow = scaler_ && !scaler_->update(norm);
+  } catch (const Error& error) {
+    fail(error.code(), "step {}: {}", position_.steps + 1, error.what());
+  }
+  TESSERA_CHECK(overflow || (std::isfinite(metrics.loss) && std::isfinite(metrics.grad_norm)),
+                ErrorCode::numeric,
+                "step {}: loss {} and gradient norm {} are not finite; lower train.lr, or resume "
+                "from the last checkpoint",
+                position_.steps + 1, unsigned_nan(metrics.loss), unsigned_nan(metrics.grad_norm));
+  if (scaler_) metrics.skipped_steps = scaler_->state().skipped_steps;
+  return !overflow;
 }
 
 // Resident memory of the process; on a GPU what it has taken of the arena: pools with what they
@@ -272,6 +336,23 @@ tasks::Evaluation TrainingRun::evaluate() {
   return task_->evaluate(context_, batch_size_);
 }
 
+checkpoint::StateNames TrainingRun::state_names() const {
+  if (!adapter_) return {};
+  // A module of an encoder's is small, and Sentence Transformers looks for it there.
+  return [folders = task_->tensor_folders()](const std::string& name, bool trained) {
+    const bool of_folder = folders.contains(name.substr(0, name.find('.')));
+    return of_folder ? name : checkpoint::peft_name_of(name, trained);
+  };
+}
+
+std::int64_t TrainingRun::trained_parameters() const {
+  std::int64_t trained = 0;
+  for (const auto& parameter : sharded_->sharded_parameters()) {
+    if (parameter.local.requires_grad()) trained += parameter.shape.elements();
+  }
+  return trained;
+}
+
 std::int64_t TrainingRun::parameters() const {
   std::int64_t parameters = 0;
   for (const auto& parameter : sharded_->sharded_parameters())
@@ -281,10 +362,19 @@ std::int64_t TrainingRun::parameters() const {
 
 std::string TrainingRun::describe() const {
   const std::vector<std::int64_t> sets = task_->samples_per_epoch();
-  return fmt::format("{} parameters, {} over {} ranks, batch {} a rank, {} samples an epoch, on {}",
-                     parameters(), name_of(recipe_.sharding.sharding_strategy),
-                     context_.world_size(), task_->describe_batch(batch_size_),
-                     fmt::join(sets, " + "), describe_choice(recipe_, context_.device()));
+  const std::int64_t all = parameters();
+  const std::int64_t trained = trained_parameters();
+  std::int64_t ignored = 0;
+  for (const auto& parameter : sharded_->ignored_parameters()) {
+    ignored += parameter.shape.elements();
+  }
+  return fmt::format(
+      "{} parameters{}{}, {} over {} ranks, batch {} a rank, {} samples an epoch, on {}", all,
+      trained == all ? "" : fmt::format(", {} of them trained", trained),
+      ignored == 0 ? "" : fmt::format(", {} ignored: whole and frozen", ignored),
+      name_of(recipe_.sharding.sharding_strategy), context_.world_size(),
+      task_->describe_batch(batch_size_), fmt::join(sets, " + "),
+      describe_choice(recipe_, context_.device()));
 }
 
 }  // namespace tessera::cli

@@ -46,7 +46,8 @@ class TrainingRun {
   void prepare_folder();
 
   // Collective. One optimizer step over gradient_accumulation_steps micro-batches. A loss or
-  // gradient that is not finite is an Error(numeric) that leaves parameters as they were.
+  // gradient that is not finite is an Error(numeric) that leaves parameters as they were; in fp16,
+  // gradients that overflow are dropped.
   StepMetrics step();
   // Collective. What the task's evaluation finds on the recipe's validation data.
   tasks::Evaluation evaluate();
@@ -69,6 +70,7 @@ class TrainingRun {
   [[nodiscard]] bool save_requested() const { return save_requests_ > save_requests_before_; }
   [[nodiscard]] std::string describe() const;
   [[nodiscard]] std::int64_t parameters() const;
+  [[nodiscard]] std::int64_t trained_parameters() const;
   // Each step is recorded from now on (sharding/step_recorder.h), and what belongs to it until the
   // next one.
   void record() { recorder_ = sharded_->record(); }
@@ -81,6 +83,10 @@ class TrainingRun {
 
  private:
   void load_pretrained();
+  // Of an adapter's run the checkpoint has the adapter alone.
+  [[nodiscard]] checkpoint::StateNames state_names() const;
+  void remember_adapter(SaveOptions& options) const;
+  void check_adapter(const Scalars& scalars, const std::string& folder) const;
   [[nodiscard]] bool saves() const {
     return recipe_.checkpoint.dir && recipe_.checkpoint.every > 0;
   }
@@ -104,6 +110,7 @@ class TrainingRun {
   tasks::PreparedQueue::Taken next_batch(const tasks::DataPosition& data);
   // Sums `mine` over the ranks.
   MicroBatch agree(StepMetrics& metrics, const MicroBatch& mine);
+  bool may_update(StepMetrics& metrics, double norm);
   [[nodiscard]] std::int64_t cached_bytes() const;
   // For the lane of checkpoints, from `seconds` ago until now.
   void record_save(double seconds);
@@ -111,9 +118,11 @@ class TrainingRun {
   Recipe recipe_;
   Context context_;
   std::unique_ptr<tasks::Task> task_;
+  std::optional<nn::LoraOptions> adapter_;  // where adapters are trained
   std::optional<ShardedModel> sharded_;
   std::shared_ptr<StepRecorder> recorder_;  // null: nobody wants to know
   std::unique_ptr<optim::Optimizer> optimizer_;
+  std::optional<LossScaler> scaler_;  // fp16
   optim::Schedule schedule_;
   std::optional<tasks::BatchOrder> order_;
   std::optional<tasks::PreparedQueue> batches_;  // from the first step on

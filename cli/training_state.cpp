@@ -13,6 +13,7 @@
 #include "cli/restart.h"
 #include "cli/training_run.h"
 #include "kernels/base/error.h"
+#include "models/adapter.h"
 
 namespace tessera::cli {
 namespace {
@@ -55,8 +56,37 @@ void check_order(const Recipe& recipe, const Scalars& scalars, const std::string
 }  // namespace
 
 void TrainingRun::load_pretrained() {
-  checkpoint::State state = checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::load);
-  task_->load_weights(*recipe_.model.pretrained, state.model);
+  const checkpoint::State state =
+      checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::load);
+  std::vector<checkpoint::LogicalTensor> base = models::base_tensors(state.model);
+  task_->load_weights(*recipe_.model.pretrained, base);
+  if (recipe_.model.adapter) {
+    models::load_lora(*recipe_.model.adapter, task_->model(), state.model);
+  }
+}
+
+// What the tensors do not say: the factor, and PEFT's description of the adapter.
+void TrainingRun::remember_adapter(SaveOptions& options) const {
+  if (!adapter_) return;
+  options.names = state_names();
+  options.model_file = "adapter_model";
+  options.max_file_size = 0;
+  options.files.erase("config.json");  // transformers takes a folder that has it for a whole model
+  options.tensor_folders.insert("classifier");  // what is trained beside the adapters
+  options.scalars.set("adapter/scaling", adapter_->scaling());
+  const std::string base = std::filesystem::absolute(*recipe_.model.pretrained).string();
+  options.files[checkpoint::peft_config_file] =
+      to_text(models::peft_config(task_->model(), *adapter_, base));
+}
+
+void TrainingRun::check_adapter(const Scalars& scalars, const std::string& folder) const {
+  if (!adapter_) return;
+  const auto scaling = scalars.get<double>("adapter/scaling");
+  const double own = adapter_->scaling();
+  TESSERA_CHECK(scaling == own, ErrorCode::configuration,
+                "{}: the adapter there is multiplied by {}, and this one's alpha, r and use_rslora "
+                "make {}; go on with the same",
+                folder, scaling, own);
 }
 
 // The launcher started the ranks again: what they had saved, they go on from, whatever the recipe
@@ -75,7 +105,7 @@ bool TrainingRun::resume_restarted(int restart, std::vector<std::string>& notes)
 std::optional<std::string> TrainingRun::resume_newest(const std::string& dir,
                                                       const checkpoint::Search& search,
                                                       std::vector<std::string>& notes) {
-  const auto loaded = load_latest(context_, dir, *sharded_, *optimizer_, search);
+  const auto loaded = load_latest(context_, dir, *sharded_, *optimizer_, search, state_names());
   if (!loaded) return std::nullopt;
   const checkpoint::Found& found = loaded->found;
   for (const std::string& reason : found.skipped) notes.push_back("passed over " + reason);
@@ -100,7 +130,8 @@ void TrainingRun::resume_from(const std::string& path, std::vector<std::string>&
     return std::string(one ? "step" : "");
   });
   if (messages.front() == "step") {
-    notes.push_back(take_position(load(context_, path, *sharded_, *optimizer_), path));
+    notes.push_back(
+        take_position(load(context_, path, *sharded_, *optimizer_, state_names()), path));
     start_line(path, notes);
     return;
   }
@@ -128,6 +159,9 @@ std::vector<std::string> TrainingRun::resume() {
   std::vector<std::string> notes;
   LaunchOfRanks launch = agree_on_launch(context_.communicator());
   line_.launch = std::move(launch.id);
+  // A step with an adapter has not the model under it.
+  const bool over_a_base = adapter_ && recipe_.model.pretrained;
+  if (over_a_base) load_pretrained();
   if (resume_restarted(launch.restarts, notes)) return notes;
   const std::string& mode = recipe_.checkpoint.resume;
   if (mode == "auto" && recipe_.checkpoint.dir) {
@@ -138,9 +172,10 @@ std::vector<std::string> TrainingRun::resume() {
   }
   start_line("", notes);
   if (recipe_.model.pretrained) {
-    load_pretrained();
+    if (!over_a_base) load_pretrained();
     notes.push_back(fmt::format("weights from {}", *recipe_.model.pretrained));
   }
+  if (recipe_.model.adapter) notes.push_back("adapter from " + *recipe_.model.adapter);
   return notes;
 }
 
@@ -181,9 +216,16 @@ std::string TrainingRun::take_position(const Scalars& scalars, const std::string
   TESSERA_CHECK(scalars.contains("position/steps"), ErrorCode::checkpoint,
                 "{}: the manifest has no training position; it was not written by tessera train",
                 folder);
+  check_adapter(scalars, folder);
   task_->check_data(scalars, folder);
   position_.steps = scalars.get<std::int64_t>("position/steps");
   take_data_position(scalars, folder);
+  // A run in another precision goes on with the first scale.
+  if (scaler_ && scalars.contains("loss_scale/factor")) {
+    scaler_->restore({scalars.get<double>("loss_scale/factor"),
+                      scalars.get<std::int64_t>("loss_scale/good_steps"),
+                      scalars.get<std::int64_t>("loss_scale/skipped_steps")});
+  }
   return fmt::format("resumed from {}", folder);
 }
 
@@ -232,8 +274,15 @@ std::vector<std::string> TrainingRun::save(const std::optional<tasks::Evaluation
   }
   remember_order(recipe_.data, options.scalars);
   task_->remember_data(options.scalars);
+  if (scaler_) {
+    const LossScaler::State& state = scaler_->state();
+    options.scalars.set("loss_scale/factor", state.factor)
+        .set("loss_scale/good_steps", state.good_steps)
+        .set("loss_scale/skipped_steps", state.skipped_steps);
+  }
   options.files = files_beside_weights();
   options.tensor_folders = task_->tensor_folders();
+  remember_adapter(options);
   options.files["recipe.json"] = to_json(recipe_).dump(2) + "\n";
   options.keep_best = static_cast<int>(recipe_.checkpoint.keep_best);
   if (found && std::isfinite(found->best_by())) {

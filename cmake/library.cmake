@@ -56,7 +56,7 @@ function(tessera_library_usage target)
     PUBLIC fmt::fmt Threads::Threads nlohmann_json::nlohmann_json
     PRIVATE $<BUILD_INTERFACE:tessera_settings> DNNL::dnnl $<TARGET_NAME_IF_EXISTS:OpenMP::OpenMP_CXX>
             PkgConfig::libhwy PkgConfig::libxxhash PkgConfig::icu-uc PkgConfig::libpcre2-8 PkgConfig::sentencepiece
-            ${CMAKE_DL_LIBS})
+            PkgConfig::libsodium ${CMAKE_DL_LIBS})
 endfunction()
 
 add_library(tessera_kernels OBJECT ${tessera_kernel_sources})

@@ -25,7 +25,7 @@ if(tessera_library_type STREQUAL "SHARED_LIBRARY")
 else()
   # ocl-icd-opencl-dev: oneDNN's CMake package looks for OpenCL, and libdnnl-dev does not bring it.
   string(APPEND CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS
-         ", libdnnl-dev, ocl-icd-opencl-dev, libhwy-dev, libxxhash-dev, libicu-dev, libpcre2-dev, "
-         "libsentencepiece-dev, pkg-config")
+         ", libdnnl-dev, ocl-icd-opencl-dev, libhwy-dev, libxxhash-dev, libsodium-dev, libicu-dev, "
+         "libpcre2-dev, libsentencepiece-dev, pkg-config")
 endif()
 include(CPack)

@@ -6,7 +6,7 @@
 cmake_minimum_required(VERSION 3.25)
 
 # What a public header may not lead to: the insides of the kernels and of the devices.
-set(internal "-inl\\.h$|^emulator/|^kernels/(cpu|cuda)/|^engine/(cpu|cuda)/|^sharding/comm/(nccl|control)/|^cli/|^bench/")
+set(internal "-inl\\.h$|^emulator/|^kernels/(cpu|cuda)/|^engine/(cpu|cuda)/|^sharding/comm/(nccl|control|shared|watch|hosts)/|^cli/|^bench/")
 
 string(REPLACE "," ";" waiting "${HEADERS}")
 set(written)

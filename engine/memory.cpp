@@ -17,6 +17,8 @@ namespace {
 
 // Smaller blocks are kept, however sizes vary: all that are ever in use at once are little.
 constexpr std::size_t smallest_returned = std::size_t{64} << 10;
+// Above what was in use at once, as far as sizes do not vary.
+constexpr std::size_t most_spare = std::size_t{8} << 20;
 
 std::shared_ptr<MemoryPool>& pool_of_this_thread(Device device) {
   thread_local std::shared_ptr<MemoryPool> cpu;
@@ -59,15 +61,19 @@ struct MemoryPool::State {
   FreeBlocks free;                // with pages
   FreeBlocks free_without_pages;  // whose pages others needed
   std::uint64_t freed = 0;
-  std::size_t beyond = 0;  // bytes of new blocks, so far, of more than was ever in use at once
+  std::size_t beyond = 0;  // bytes of new blocks, so far, of more than enough()
+  std::size_t aside = 0;   // bytes that will be brought back
+  std::size_t idle = 0;    // of blocks in use: what they have above what they are counted with
   MemoryStats stats;
   std::function<void()> on_peak;
 
-  // A block of `size` bytes, of which `bytes` were asked for, is in use from now on.
-  void use(MemoryKind kind, std::size_t bytes, std::size_t size) {
+  // A block is in use from now on that counts as one of `size` bytes, of which `bytes` were asked
+  // for.
+  void use(MemoryKind kind, std::size_t bytes, std::size_t size, std::size_t size_of_block) {
     std::function<void()> at_peak;
     {
       const std::lock_guard lock(mutex);
+      idle += size_of_block - size;
       stats.in_use += size;
       stats.use[kind] += bytes;
       stats.use.rounding += size - bytes;
@@ -92,7 +98,7 @@ struct MemoryPool::State {
   }
 
   void count_new(std::size_t bytes) {
-    if (stats.held + bytes > std::max(stats.peak_in_use, stats.in_use + bytes)) beyond += bytes;
+    if (stats.held + bytes > enough(bytes)) beyond += bytes;
   }
 
   // A step of other sizes than those before (sentences) would get a set of blocks of its own: new
@@ -108,6 +114,16 @@ struct MemoryPool::State {
     return (wanted + quarter - 1) / quarter * quarter;
   }
 
+  // How much larger than `wanted` a block may be that serves what comes back. It has pages, where
+  // one of its own size needs new ones. What of it idles is missing elsewhere if the rest of what
+  // was set aside comes back before others go: up to what is to spare, or none.
+  [[nodiscard]] std::size_t slack_of_return(std::size_t wanted) const {
+    const auto above = [](std::size_t all, std::size_t part) { return all - std::min(all, part); };
+    const std::size_t now = above(stats.peak_in_use, stats.in_use + idle);
+    const std::size_t slack = std::max(above(now, aside), std::min(now, above(spare(), idle)));
+    return std::min(slack, 3 * wanted);
+  }
+
   // The smallest block that fits and is not more than `slack` larger, of its size the one freed
   // last, whose lines may still be cached.
   static std::byte* take_fit(FreeBlocks& blocks, std::size_t wanted, std::size_t slack,
@@ -121,26 +137,45 @@ struct MemoryPool::State {
     return block;
   }
 
-  // Before `bytes` more get pages: what is kept for later gives up its own, the longest unused
-  // first, as far as more would be held than was ever in use at once. Where sizes vary small blocks
-  // go too, and may come back in another size.
-  void make_room(std::size_t bytes) {
-    std::size_t enough = std::max(stats.peak_in_use, stats.in_use + bytes);
-    // An eighth more, without which what goes is what the same step asks for next.
-    if (sizes_vary()) enough = std::max(stats.peak_in_use + stats.peak_in_use / 8, enough);
-    const std::size_t smallest = sizes_vary() ? smallest_returned : smallest_discarded;
-    while (stats.held + bytes > enough) {
-      const auto oldest = std::min_element(
-          free.lower_bound(smallest), free.end(),
+  // How much may be held. A little more than was ever in use at once, without which the step's
+  // peak, where all is in use, moves pages from size to size; where sizes vary an eighth.
+  [[nodiscard]] std::size_t enough(std::size_t more) const {
+    return std::max(stats.peak_in_use + spare(), stats.in_use + more);
+  }
+  [[nodiscard]] std::size_t spare() const {
+    const std::size_t peak = stats.peak_in_use;
+    return sizes_vary() ? peak / 8 : std::min(peak / 32, most_spare);
+  }
+
+  // Which free block gives up its pages for so many bytes of others. A step asks for the same
+  // blocks as the one before, for the longest unused first: as few bytes go as will do. Where sizes
+  // vary the longest unused go, and small ones too, which may come back in another size.
+  FreeBlocks::iterator find_victim(std::size_t missing) {
+    if (sizes_vary()) {
+      return std::min_element(
+          free.lower_bound(smallest_returned), free.end(),
           [](const auto& a, const auto& b) { return a.second.freed < b.second.freed; });
-      if (oldest == free.end()) return;
-      const std::size_t size = oldest->first;
-      if (source->discard(oldest->second.memory, size)) {
-        free_without_pages.insert(free.extract(oldest));
+    }
+    const auto fit = free.lower_bound(std::max(missing, smallest_discarded));
+    if (fit != free.end() || free.empty()) return fit;
+    const std::size_t largest = std::prev(free.end())->first;
+    return largest < smallest_discarded ? free.end() : free.lower_bound(largest);
+  }
+
+  // Before `bytes` more get pages: what is kept for later gives up its own, as far as more than
+  // enough() would be held.
+  void make_room(std::size_t bytes) {
+    const std::size_t most = enough(bytes);
+    while (stats.held + bytes > most) {
+      const auto victim = find_victim(stats.held + bytes - most);
+      if (victim == free.end()) return;
+      const std::size_t size = victim->first;
+      if (source->discard(victim->second.memory, size)) {
+        free_without_pages.insert(free.extract(victim));
       } else if (sizes_vary() && source->gives_back_at_once()) {
-        source->give_back(oldest->second.memory, size);
+        source->give_back(victim->second.memory, size);
         stats.reserved -= size;
-        free.erase(oldest);
+        free.erase(victim);
       } else {
         return;
       }
@@ -151,17 +186,17 @@ struct MemoryPool::State {
 
 struct MemoryPool::Return {
   std::shared_ptr<MemoryPool> pool;
-  std::size_t size;  // of the block
+  std::size_t size;     // of the block
+  std::size_t counted;  // of it
   std::size_t bytes;
   MemoryKind kind;
-  bool without_pages = false;
 
   void operator()(std::byte* freed) const {
     State& state = *pool->state_;
     const std::lock_guard lock(state.mutex);
-    auto& free = without_pages ? state.free_without_pages : state.free;
-    free.emplace(size, State::FreeBlock{freed, ++state.freed});
-    if (!without_pages) state.unuse(kind, bytes, size);
+    state.free.emplace(size, State::FreeBlock{freed, ++state.freed});
+    state.idle -= size - counted;
+    state.unuse(kind, bytes, counted);
   }
 };
 
@@ -194,16 +229,26 @@ MemoryPool::~MemoryPool() {
 }
 
 std::shared_ptr<std::byte> MemoryPool::allocate(std::size_t bytes) {
+  return allocate(bytes, current_memory_kind(), false);
+}
+
+std::shared_ptr<std::byte> MemoryPool::allocate(std::size_t bytes, MemoryKind kind,
+                                                bool comes_back) {
   const std::size_t unit = state_->source->granularity(bytes);
   const std::size_t wanted = std::max(unit, (bytes + unit - 1) / unit * unit);
   std::byte* block = nullptr;
   std::size_t size = wanted;
+  std::size_t counted = 0;  // 0: all of it
   bool without_pages = false;
   {
     const std::lock_guard lock(state_->mutex);
     block = State::take_fit(state_->free, wanted, wanted / 8, size);
     if (block == nullptr && state_->sizes_vary()) {
       block = State::take_fit(state_->free, wanted, 2 * wanted, size);
+    }
+    if (block == nullptr && comes_back) {
+      block = State::take_fit(state_->free, wanted, state_->slack_of_return(wanted), size);
+      if (block != nullptr) counted = wanted;
     }
     const std::size_t made = state_->sizes_vary() ? State::roomy(wanted, unit) : wanted;
     if (block == nullptr) {
@@ -233,37 +278,39 @@ std::shared_ptr<std::byte> MemoryPool::allocate(std::size_t bytes) {
     state_->hold(size);
     ++state_->stats.system_allocations;
   }
-  if (without_pages) state_->source->populate(block, size);
-  const MemoryKind kind = current_memory_kind();
-  state_->use(kind, bytes, size);
-  return {block, Return{shared_from_this(), size, bytes, kind}};
+  // What comes back another thread will write, which may as well make the pages.
+  if (without_pages && !comes_back) state_->source->populate(block, size);
+  if (counted == 0) counted = size;
+  state_->use(kind, bytes, counted, size);
+  return {block, Return{shared_from_this(), size, counted, bytes, kind}};
 }
 
-bool MemoryPool::discard(const std::shared_ptr<std::byte>& block) {
-  auto* const returned = std::get_deleter<Return>(block);
-  if (returned == nullptr) return false;  // of no pool
-  if (returned->without_pages) return true;
-  State& state = *returned->pool->state_;
-  if (!state.source->discard(block.get(), returned->size)) return false;
+MemoryPool::Aside::Aside(std::shared_ptr<MemoryPool> pool, MemoryKind kind, std::size_t bytes)
+    : pool_(std::move(pool)), kind_(kind), bytes_(bytes) {
+  State& state = *pool_->state_;
   const std::lock_guard lock(state.mutex);
-  state.unuse(returned->kind, returned->bytes, returned->size);
-  state.stats.held -= returned->size;
-  returned->without_pages = true;
-  return true;
+  state.aside += bytes_;
 }
 
-void MemoryPool::restore(const std::shared_ptr<std::byte>& block) {
-  auto* const returned = std::get_deleter<Return>(block);
-  if (returned == nullptr || !returned->without_pages) return;
-  State& state = *returned->pool->state_;
-  {
-    const std::lock_guard lock(state.mutex);
-    state.make_room(returned->size);
-    state.hold(returned->size);
-    returned->without_pages = false;
+MemoryPool::Aside::~Aside() {
+  State& state = *pool_->state_;
+  const std::lock_guard lock(state.mutex);
+  state.aside -= bytes_;
+}
+
+std::shared_ptr<std::byte> MemoryPool::Aside::bring_back() {
+  return pool_->allocate(bytes_, kind_, true);
+}
+
+std::unique_ptr<MemoryPool::Aside> MemoryPool::set_aside(std::shared_ptr<std::byte>& block) {
+  const auto* const returned = std::get_deleter<Return>(block);
+  if (returned == nullptr || returned->bytes < smallest_discarded ||
+      !returned->pool->state_->source->has_pages()) {
+    return nullptr;
   }
-  state.source->populate(block.get(), returned->size);
-  state.use(returned->kind, returned->bytes, returned->size);
+  auto aside = std::make_unique<Aside>(returned->pool, returned->kind, returned->bytes);
+  block.reset();
+  return aside;
 }
 
 MemoryStats MemoryPool::stats() const {

@@ -34,7 +34,7 @@ class MemoryPool;
 
 // Smaller blocks keep their pages: one fault each, they would cost more time than their memory is
 // worth.
-constexpr std::size_t smallest_discarded = std::size_t{4} << 20;
+constexpr std::size_t smallest_discarded = std::size_t{1} << 20;
 
 // Where pools take blocks from: the system's heap, or a GPU's arena. Thread-safe.
 class MemorySource {
@@ -55,6 +55,8 @@ class MemorySource {
   virtual void give_back(std::byte* block, std::size_t bytes) = 0;
   // Whether that costs little in the middle of a step, where another queue may still be using it.
   [[nodiscard]] virtual bool gives_back_at_once() const { return false; }
+  // Whether blocks from smallest_discarded on have pages of their own, which discard() gives back.
+  [[nodiscard]] virtual bool has_pages() const { return false; }
   // Gives the pages of a block back, which keeps its address: it holds zeros, and no memory until
   // it is written. False, and nothing done, where that cannot be had.
   [[nodiscard]] virtual bool discard(std::byte* /*block*/, std::size_t /*bytes*/) { return false; }
@@ -103,12 +105,27 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
   // and the bytes in use.
   std::shared_ptr<std::byte> allocate(std::size_t bytes);
 
-  // Lets a block that is not needed for a while, and whose contents are not needed any more, hold
-  // no memory: it is not in use, and zero, until restore() says that it will be written. False, and
-  // nothing done, where the source has no such thing for it, or the memory is of no pool. A block
-  // by one thread at a time.
-  static bool discard(const std::shared_ptr<std::byte>& block);
-  static void restore(const std::shared_ptr<std::byte>& block);
+  // Memory that is not needed for a while, nor what it held: others have it meanwhile. Who does
+  // without it brings another block of its size back, which may be a larger one that is free and
+  // has pages, where those who brought nothing back yet can still have theirs within the most that
+  // was in use at once.
+  class Aside {
+   public:
+    Aside(std::shared_ptr<MemoryPool> pool, MemoryKind kind, std::size_t bytes);
+    ~Aside();
+    Aside(const Aside&) = delete;
+    Aside& operator=(const Aside&) = delete;
+    // Once.
+    [[nodiscard]] std::shared_ptr<std::byte> bring_back();
+
+   private:
+    std::shared_ptr<MemoryPool> pool_;
+    MemoryKind kind_;
+    std::size_t bytes_;
+  };
+  // Of the block's last user. Null, and nothing done, where it is not worth it (it is small, or
+  // its source knows no pages), or the memory is of no pool.
+  static std::unique_ptr<Aside> set_aside(std::shared_ptr<std::byte>& block);
 
   [[nodiscard]] MemoryStats stats() const;
   void reset_peak();
@@ -128,6 +145,7 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
   explicit MemoryPool(std::shared_ptr<MemorySource> source);
   struct State;
   struct Return;  // a block's deleter
+  std::shared_ptr<std::byte> allocate(std::size_t bytes, MemoryKind kind, bool comes_back);
 
   std::unique_ptr<State> state_;
 };

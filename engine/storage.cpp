@@ -75,6 +75,11 @@ std::byte* Storage::data() const {
     map();
     return data_;
   }
+  if (aside_) {
+    restore();
+    current_queue(device_).zero(data_, bytes_);
+    return data_;
+  }
   if (on_missing_) {
     on_missing_();
     if (data_ != nullptr) return data_;
@@ -106,11 +111,16 @@ void Storage::map() const {
 
 void Storage::discard() const {
   TESSERA_REQUIRE(!part_, "the pages of a part of a block are not to be had alone");
-  if (owned_ && !file_) (void)MemoryPool::discard(owned_);
+  if (!owned_ || file_) return;
+  aside_ = MemoryPool::set_aside(owned_);
+  if (aside_) data_ = nullptr;
 }
 
 void Storage::restore() const {
-  if (owned_ && !file_) MemoryPool::restore(owned_);
+  if (!aside_) return;
+  owned_ = aside_->bring_back();
+  aside_.reset();
+  data_ = owned_.get();
 }
 
 void Storage::drop_mapped() const {

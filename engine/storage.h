@@ -9,6 +9,7 @@
 #include <string>
 
 #include "engine/device.h"
+#include "engine/memory.h"
 #include "engine/offload/file_place.h"
 
 namespace tessera {
@@ -46,12 +47,13 @@ class Storage {
     if (!present()) [[unlikely]]
       fail_missing();
   }
-  [[nodiscard]] bool present() const { return data_ != nullptr || file_ || arrival_; }
+  [[nodiscard]] bool present() const { return data_ != nullptr || file_ || arrival_ || aside_; }
   // Where it lies; none: in memory.
   [[nodiscard]] const FilePlace& file() const { return file_; }
-  // Owned memory that nobody needs for a while: zeros, which hold none, until restore() says that
-  // they will be written (MemoryPool::discard). Addresses stay valid; without effect where that
-  // cannot be had. By whoever owns the values, when no work on them is under way.
+  // Owned memory that nobody needs for a while, nor its values, goes to others (MemoryPool::Aside)
+  // until restore() says that they will be written; the address then is another one. Who reads
+  // before that gets zeros. Without effect where it is not worth it. By whoever owns the values,
+  // when no work on them is under way.
   void discard() const;
   void restore() const;
   // Memory that a mapping has taken goes back to the system; addresses stay valid.
@@ -111,6 +113,7 @@ class Storage {
 
   mutable std::shared_ptr<std::byte> owned_;  // a file's: its mapping, from the first data() on
   mutable std::byte* data_ = nullptr;
+  mutable std::unique_ptr<MemoryPool::Aside> aside_;  // then the two are null
   FilePlace file_;
   std::shared_ptr<const StateFolder> state_folder_;
   std::shared_ptr<HostLink> host_link_;

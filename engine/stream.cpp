@@ -143,6 +143,13 @@ struct Stream::State {
     return end;
   }
 
+  // On the caller, for a stream without a worker.
+  void execute_here(Item& item) {
+    std::optional<QueueGuard> guard;
+    if (queue) guard.emplace(*queue);
+    execute(item);
+  }
+
   void execute(Item& item) {
     std::exception_ptr error;
     {
@@ -206,9 +213,7 @@ Event Stream::enqueue(std::function<void()> work) {
   State::Item item{std::move(work), event.state_, nullptr};
   if (state_->queue) item.begin = current_queue(state_->device).record();
   if (state_->serial) {
-    std::optional<QueueGuard> guard;
-    if (state_->queue) guard.emplace(*state_->queue);
-    state_->execute(item);
+    state_->execute_here(item);
     return event;
   }
   {
@@ -217,6 +222,22 @@ Event Stream::enqueue(std::function<void()> work) {
   }
   state_->changed.notify_one();
   return event;
+}
+
+Stream::Two Stream::enqueue(std::function<void()> first, std::function<void()> second) {
+  if (state_->serial) return {enqueue(std::move(first)), enqueue(std::move(second))};
+  Two events;
+  events.first.state_ = std::make_shared<Event::State>(state_->device);
+  events.second.state_ = std::make_shared<Event::State>(state_->device);
+  PointHandle begin;
+  if (state_->queue) begin = current_queue(state_->device).record();
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->items.push_back({std::move(first), events.first.state_, begin});
+    state_->items.push_back({std::move(second), events.second.state_, std::move(begin)});
+  }
+  state_->changed.notify_one();
+  return events;
 }
 
 void Stream::wait(const Event& event) {

@@ -30,12 +30,13 @@ class Event {
   void join() const;
   // Reached, on the device too.
   [[nodiscard]] bool done() const;
+  // The same, and nothing was thrown before it: whoever would wait or join has nothing to do.
+  [[nodiscard]] bool succeeded() const;
 
  private:
   friend class Stream;
   friend class StallClock;
   struct State;
-  [[nodiscard]] bool succeeded() const;  // done, and nothing was thrown
   std::shared_ptr<State> state_;
 };
 
@@ -51,6 +52,11 @@ class Stream {
   Stream& operator=(const Stream&) = delete;
 
   Event enqueue(std::function<void()> work);
+  // One behind the other, for one waking of the worker: the points at the end of each.
+  struct Two {
+    Event first, second;
+  };
+  Two enqueue(std::function<void()> first, std::function<void()> second);
   // Later work on this stream waits for the event.
   void wait(const Event& event);
   // Runs on the stream and returns when done; rethrows.

@@ -225,6 +225,7 @@ void train(const std::filesystem::path& folder, std::int64_t steps, bool on_gpu)
     optimizer.set_learning_rate(schedule.at(step));
     optimizer.step();
     optimizer.zero_grad();
+    model.unshard({}, true);  // the root, while the next batch is read
     const std::int64_t done = step + 1;
     if (context.is_main())
       std::printf("step %d loss %.9g norm %.9g\n", static_cast<int>(done), loss, norm);

@@ -16,6 +16,7 @@
 #include "kernels/reduction.h"
 #include "kernels/rotary.h"
 #include "kernels/sequence_attention.h"
+#include "kernels/wire.h"
 
 namespace tessera::kernels {
 
@@ -37,6 +38,7 @@ struct Queue {
   X(sum_all, SumAll)                                        \
   X(sum_of_squares, SumOfSquares)                           \
   X(reduce_ranks, ReduceRanks)                              \
+  X(wire, Wire)                                             \
   X(norm_forward, NormForward)                              \
   X(norm_backward, NormBackward)                            \
   X(bias_gelu, BiasGelu)                                    \

@@ -29,6 +29,18 @@ class Places {
   std::map<std::string, Names> places_;
 };
 
+// Rows are no samples: the adapter's dropout goes by the sequences.
+Tensor with_lora(const nn::Linear& layer, const Tensor& y, const Tensor& x,
+                 const Sequences& sequences) {
+  if (!layer->has_lora()) return y;
+  return layer->add_lora_product(y, sequence_dropout(x, layer->lora_dropout(), sequences));
+}
+
+Tensor project(const nn::Linear& layer, const Tensor& x, const Sequences& sequences) {
+  if (!layer->has_lora()) return layer(x);
+  return with_lora(layer, linear(x, layer->weight(), layer->bias(), layer->layout()), x, sequences);
+}
+
 }  // namespace
 
 EncoderLayerImpl::EncoderLayerImpl(const BertConfig& config, const EncoderLayerNames& names)
@@ -57,18 +69,31 @@ EncoderLayerImpl::EncoderLayerImpl(const BertConfig& config, const EncoderLayerN
   output_norm_ = norm(names.output_norm);
 }
 
+Tensor EncoderLayerImpl::feed(const Tensor& x, const Sequences& sequences) const {
+  // An adapter needs what goes into its layer, which the fused product does not show.
+  if (output_->has_lora()) {
+    return project(output_, gelu(project(intermediate_, x, sequences), exact_gelu_), sequences);
+  }
+  return bias_gelu_linear(
+      with_lora(intermediate_, linear(x, intermediate_->weight(), {}, intermediate_->layout()), x,
+                sequences),
+      intermediate_->bias(), output_->weight(), output_->bias(), output_->layout(), exact_gelu_);
+}
+
 Tensor EncoderLayerImpl::forward(const Tensor& x, const Sequences& sequences,
                                  const Tensor& relative_bias) const {
   SequenceAttentionOptions attention = attention_;
   attention.relative_bias = relative_bias;
   if (!is_training()) attention.dropout = 0;
   const double dropout = is_training() ? hidden_dropout_ : 0;
-  const Tensor context = sequence_attention(query_(x), key_(x), value_(x), sequences, attention);
+  const Tensor context =
+      sequence_attention(project(query_, x, sequences), project(key_, x, sequences),
+                         project(value_, x, sequences), sequences, attention);
   const Tensor attended =
-      attention_norm_(sequence_dropout(attention_output_(context), dropout, sequences), x).second;
-  const Tensor fed =
-      bias_gelu_linear(linear(attended, intermediate_->weight()), intermediate_->bias(),
-                       output_->weight(), output_->bias(), WeightLayout::out_in, exact_gelu_);
+      attention_norm_(
+          sequence_dropout(project(attention_output_, context, sequences), dropout, sequences), x)
+          .second;
+  const Tensor fed = feed(attended, sequences);
   return output_norm_(sequence_dropout(fed, dropout, sequences), attended).second;
 }
 

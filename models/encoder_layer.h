@@ -30,6 +30,8 @@ class EncoderLayerImpl : public nn::Module {
   [[nodiscard]] bool is_indivisible() const override { return true; }
 
  private:
+  [[nodiscard]] Tensor feed(const Tensor& x, const Sequences& sequences) const;
+
   SequenceAttentionOptions attention_;
   double hidden_dropout_;
   bool exact_gelu_;

@@ -64,7 +64,10 @@ GPT2MLPImpl::GPT2MLPImpl(const Gpt2Config& config) : exact_gelu_(config.exact_ge
 }
 
 Tensor GPT2MLPImpl::forward(const Tensor& x) const {
-  return dropout_(bias_gelu_linear(linear(x, c_fc_->weight(), {}, c_fc_->layout()), c_fc_->bias(),
+  // An adapter needs what goes into its layer, which the fused product does not show.
+  if (c_proj_->has_lora()) return dropout_(c_proj_(gelu(c_fc_(x), exact_gelu_)));
+  const Tensor before_bias = linear(x, c_fc_->weight(), {}, c_fc_->layout());
+  return dropout_(bias_gelu_linear(c_fc_->with_lora(before_bias, x), c_fc_->bias(),
                                    c_proj_->weight(), c_proj_->bias(), c_proj_->layout(),
                                    exact_gelu_));
 }

@@ -30,7 +30,11 @@ class LanguageModel : public Model {
 // decode()'s linear layers, by the layer's own call, and its head.
 inline Tensor decode_layer(const nn::Linear& layer, const Tensor& x) {
   return layer.call([&](const nn::LinearImpl& linear) {
-    return decode_linear(x, linear.weight(), linear.bias(), linear.layout());
+    Tensor y = decode_linear(x, linear.weight(), linear.bias(), linear.layout());
+    if (!linear.has_lora()) return y;
+    const Tensor low = decode_linear(x, linear.lora_a()->weight(), {}, WeightLayout::out_in);
+    return y + decode_linear(low * linear.lora_scaling(), linear.lora_b()->weight(), {},
+                             WeightLayout::out_in);
   });
 }
 inline Tensor decode_head(const Tensor& x, const nn::Linear& head, const Tensor& table) {
@@ -43,8 +47,10 @@ inline Tensor decode_head(const Tensor& x, const nn::Linear& head, const Tensor&
 inline Tensor loss_of_head(const Tensor& x, const nn::Linear& head, const Tensor& table,
                            const Tensor& targets) {
   if (!head) return linear_cross_entropy(x, table, targets);
+  if (head->has_lora()) return cross_entropy(head(x), targets);
   return head.call([&](const nn::LinearImpl& linear) {
-    return linear_cross_entropy(x, linear.weight(), targets);
+    return linear_cross_entropy(nn::detail::in_precision(x, linear.weight().dtype()),
+                                linear.weight(), targets);
   });
 }
 

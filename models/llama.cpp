@@ -67,6 +67,8 @@ LlamaMLPImpl::LlamaMLPImpl(const LlamaConfig& config) {
 }
 
 Tensor LlamaMLPImpl::forward(const Tensor& x) const {
+  // An adapter needs what goes into its layer, which the fused product does not show.
+  if (down_proj_->has_lora()) return down_proj_(silu(gate_proj_(x)) * up_proj_(x));
   const Tensor y =
       swiglu_linear(gate_proj_(x), up_proj_(x), down_proj_->weight(), down_proj_->layout());
   const Tensor bias = down_proj_->bias();

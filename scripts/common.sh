@@ -55,10 +55,12 @@ run_quietly() {
   fi
 }
 
-# configure PRESET [CMAKE_ARGUMENTS...]: cheap when nothing changed.
+# configure PRESET [CMAKE_ARGUMENTS...]: cheap when nothing changed. Nothing for the preset TESSERA_CONFIGURED, in whose
+# folder another process is at work.
 configure() {
   local preset=$1
   shift
+  [[ ${TESSERA_CONFIGURED:-} != "$preset" ]] || return 0
   command -v cmake >/dev/null || fail "cmake is missing: run scripts/setup"
   local have
   have=$(cmake --version | awk 'NR == 1 {print $3}')

@@ -2,11 +2,15 @@
 #include "sharding/buffer_plan.h"
 
 #include <algorithm>
+#include <map>
 
 #include "engine/offload/file_window.h"
 #include "engine/offload/host_link.h"
+#include "sharding/comm/hosts/travelling.h"
 #include "sharding/comm/scratch.h"
 #include "sharding/host_transfers.h"
+#include "sharding/reshard.h"
+#include "sharding/wires.h"
 
 namespace tessera {
 namespace {
@@ -55,13 +59,15 @@ class Planner {
         no_sync_(no_sync),
         shards_(shards_of(options, world.size)) {}
 
-  BufferPlan plan() {
+  BufferPlan plan(std::size_t ignored_bytes) {
+    add(BufferUse::ignored, MemoryKind::parameters, -1, "ignored modules", ignored_bytes);
     for (std::size_t i = 0; i < units_.size(); ++i) add_unit(static_cast<int>(i));
     add_windows();
     add_host_transfers();
     add_pools();
     add_sums();
     add_scratch();
+    add_scratch_of_parts();
     return std::move(plan_);
   }
 
@@ -72,7 +78,7 @@ class Planner {
            int count = 1, bool one_copy = false) {
     if (bytes == 0 || count == 0) return;
     plan_.buffers.push_back({use, kind, unit, std::move(name), bytes, count,
-                             one_copy && !world_.nccl && world_.size > 1, false, false});
+                             one_copy && !world_.nccl && world_.size > 1, false, false, 0});
   }
   void add_in(Placement placement, BufferUse use, MemoryKind kind, int unit, std::string name,
               std::size_t bytes) {
@@ -142,8 +148,8 @@ class Planner {
     }
     add_in(options_.offload.parameters, BufferUse::masters, MemoryKind::parameters, index,
            "master shard of " + title(unit), masters);
-    if (shares_parameter_pool(layout, options_, is_root)) {
-      sharing_.push_back(index);
+    if (shares_parameter_pool(layout, options_, unit.name)) {
+      add_resharded(index, reshard_of(options_, unit.name, shards_).ranks);
     } else if (!computes_on_master(layout, options_.offload)) {
       add(BufferUse::gathered, MemoryKind::communication, index, "parameters of " + title(unit),
           layout.bytes(), 1, true);
@@ -163,18 +169,39 @@ class Planner {
     }
   }
 
-  // A fixed set, sized by the largest unit: for each unit that is under way one, and one more, for
-  // parameters that are prefetched and for a gradient that is reduced meanwhile.
-  void add_pools() {
-    const bool prefetches =
-        options_.forward_prefetch || options_.backward_prefetch != BackwardPrefetch::none;
+  // Where it is gathered from all that hold one copy, and where from fewer.
+  void add_resharded(int index, int ranks) {
+    sharing_.push_back(index);
+    if (ranks == 0) {
+      freed_whole_ = true;
+      return;
+    }
+    resharding_[ranks].push_back(index);
+    const PlannedUnit& unit = units_[static_cast<std::size_t>(index)];
+    add(BufferUse::resharded, MemoryKind::communication, index, "part kept of " + title(unit),
+        resharded_bytes(*unit.layout, ranks));
+  }
+
+  // A fixed set, sized by the largest unit: for each unit that is under way one, and one for each
+  // that is gathered ahead.
+  void add_pool_of_parameters(const std::vector<int>& units, int ahead, int ranks) {
     std::size_t largest = 0;
-    for (const int unit : sharing_) largest = std::max(largest, layout_of(unit).bytes());
-    add(BufferUse::gathered_pool, MemoryKind::communication, -1, "parameters", largest,
-        std::min(static_cast<int>(sharing_.size()),
-                 nesting(units_, sharing_) + (prefetches ? 1 : 0)),
-        true);
-    largest = 0;
+    for (const int unit : units) largest = std::max(largest, layout_of(unit).bytes());
+    const std::size_t before = plan_.buffers.size();
+    add(BufferUse::gathered_pool, MemoryKind::communication, -1,
+        ranks == 0 ? "parameters" : "parameters from " + std::to_string(ranks) + " ranks", largest,
+        std::min(static_cast<int>(units.size()), nesting(units_, units) + ahead), true);
+    if (plan_.buffers.size() > before) plan_.buffers.back().ranks = ranks;
+  }
+
+  // The same of gradients: one more, for the gradient that is reduced meanwhile.
+  void add_pools() {
+    // What keeps parts is gathered from all ranks in forwards alone.
+    const bool ahead = freed_whole_ || options_.forward_prefetch;
+    add_pool_of_parameters(sharing_, ahead ? prefetched_units(options_) : 0, 0);
+    for (const auto& [ranks, units] : resharding_)
+      add_pool_of_parameters(units, prefetched_units(options_), ranks);
+    std::size_t largest = 0;
     for (const int unit : reducing_) {
       const UnitLayout& layout = layout_of(unit);
       largest = std::max(largest, gradient_bytes(layout, gradient_dtype_of(layout, options_)));
@@ -186,32 +213,59 @@ class Planner {
   void add_sums() {
     if (shards_ == 1 || replicas() == 1) return;
     std::size_t largest = 0;
+    int reduced = 0;
     for (const PlannedUnit& unit : units_) {
       const auto elements = static_cast<std::size_t>(local_gradient_elements(*unit.layout));
       largest = std::max(largest, elements * size_of(sum_dtype_of(*unit.layout)));
+      reduced += elements > 0 ? 1 : 0;
     }
-    add(BufferUse::partial_sums, MemoryKind::communication, -1, "partial sums", largest);
+    // One that passes between copies while the next is summed within one.
+    add(BufferUse::partial_sums, MemoryKind::communication, -1, "partial sums", largest,
+        std::min(reduced, 2));
+  }
+
+  [[nodiscard]] std::size_t gather_scratch_of(const UnitLayout& layout, int ranks) const {
+    return comm::nccl_all_gather_scratch(ranges_to_gather(layout, true, options_), ranks);
+  }
+
+  // The communicators of those that keep parts.
+  void add_scratch_of_parts() {
+    if (!world_.nccl) return;
+    for (const auto& [ranks, units] : resharding_) {
+      std::size_t bytes = 0;
+      for (const int unit : units)
+        bytes = std::max(bytes, gather_scratch_of(layout_of(unit), ranks));
+      const std::size_t before = plan_.buffers.size();
+      add(BufferUse::gather_scratch, MemoryKind::communication, -1,
+          "scratch of gathers from " + std::to_string(ranks) + " ranks", bytes);
+      if (plan_.buffers.size() > before) plan_.buffers.back().ranks = ranks;
+    }
   }
 
   void add_scratch() {
-    std::size_t reduce = 0, replicas_bytes = 0;
+    std::size_t gather = 0, reduce = 0, replicas_bytes = 0;
     for (const PlannedUnit& unit : units_) {
       const UnitLayout& layout = *unit.layout;
+      if (world_.nccl && shards_ > 1) {
+        gather = std::max(gather, gather_scratch_of(layout, shards_));
+      }
       if (layout.gradient_elements() == 0) continue;
       add_scratch_of(layout, gradient_dtype_of(layout, options_), reduce, replicas_bytes);
       if (no_sync_) {
         add_scratch_of(layout, local_sum_dtype_of(layout, options_), reduce, replicas_bytes);
       }
     }
+    add(BufferUse::gather_scratch, MemoryKind::communication, -1, "scratch of gathers", gather);
     add(BufferUse::reduce_scratch, MemoryKind::communication, -1, "scratch of reductions", reduce);
     add(BufferUse::replicas_scratch, MemoryKind::communication, -1,
         "scratch of reductions across copies", replicas_bytes, 1, true);
   }
 
-  void add_scratch_of(const UnitLayout& layout, DType wire, std::size_t& reduce,
+  void add_scratch_of(const UnitLayout& layout, DType dtype, std::size_t& reduce,
                       std::size_t& across) const {
+    const WireFormat wire = world_.size == 1 ? WireFormat::same : reduce_wire_of(dtype, options_);
     if (shards_ == 1) {
-      across = std::max(across, all_reduce_scratch(layout.gradient_elements(), wire));
+      across = std::max(across, all_reduce_scratch(layout.gradient_elements(), dtype, wire));
       return;
     }
     if (world_.nccl) {
@@ -219,18 +273,20 @@ class Planner {
       for (const auto& segment : layout.segments()) {
         if (segment.trainable) counts.push_back(segment.share);
       }
-      reduce = std::max(
-          reduce, comm::nccl_reduce_scatter_scratch(counts, shards_, wire, world_.fixed_order));
+      reduce = std::max(reduce, comm::nccl_reduce_scatter_scratch(counts, shards_, dtype,
+                                                                  world_.fixed_order, wire));
     }
     if (replicas() == 1) return;
-    across =
-        std::max(across, all_reduce_scratch(local_gradient_elements(layout), sum_dtype_of(layout)));
+    across = std::max(across, all_reduce_scratch(local_gradient_elements(layout),
+                                                 sum_dtype_of(layout), WireFormat::same));
   }
 
-  [[nodiscard]] std::size_t all_reduce_scratch(std::int64_t count, DType in_dtype) const {
+  [[nodiscard]] std::size_t all_reduce_scratch(std::int64_t count, DType in_dtype,
+                                               WireFormat wire) const {
     if (count == 0) return 0;
+    if (world_.over_hosts) return comm::hosts_sums_bytes;
     if (world_.nccl) {
-      return comm::nccl_all_reduce_scratch(count, replicas(), in_dtype, world_.fixed_order);
+      return comm::nccl_all_reduce_scratch(count, replicas(), in_dtype, world_.fixed_order, wire);
     }
     const comm::Reduction reduction{.in_dtype = in_dtype};  // sums are wide
     return comm::shared_all_reduce_scratch(world_.device, replicas(),
@@ -247,8 +303,10 @@ class Planner {
   const PlannedWorld& world_;
   const bool no_sync_;
   const int shards_;
-  std::vector<int> sharing_;   // units in the pool of parameters
-  std::vector<int> reducing_;  // units in the pool of gradients
+  std::vector<int> sharing_;                    // units in the pool of parameters
+  std::map<int, std::vector<int>> resharding_;  // those of them that keep parts, by ranks
+  bool freed_whole_ = false;                    // some keep none
+  std::vector<int> reducing_;                   // units in the pool of gradients
   BufferPlan plan_;
 };
 
@@ -279,12 +337,15 @@ std::size_t BufferPlan::bytes_on_host(MemoryKind kind) const {
 }
 
 BufferPlan buffer_plan(const std::vector<PlannedUnit>& units, const ShardingOptions& options,
-                       const PlannedWorld& world, bool no_sync) {
-  return Planner(units, options, world, no_sync).plan();
+                       const PlannedWorld& world, bool no_sync, std::size_t ignored_bytes) {
+  return Planner(units, options, world, no_sync).plan(ignored_bytes);
 }
 
 DType gradient_dtype_of(const UnitLayout& layout, const ShardingOptions& options) {
-  return options.reduce_dtype.value_or(layout.gradient_dtype());
+  if (options.reduce_dtype) return *options.reduce_dtype;
+  const DType widest = layout.gradient_dtype();
+  // Kept modules widen no wire; fp64, which is never cast, is summed as what it is.
+  return options.keep_fp32.empty() || widest == float64 ? widest : *options.param_dtype;
 }
 
 DType sum_dtype_of(const UnitLayout& layout) {
@@ -308,8 +369,9 @@ bool computes_on_master(const UnitLayout& layout, const OffloadOptions& offload)
          });
 }
 
-bool shares_parameter_pool(const UnitLayout& layout, const ShardingOptions& options, bool is_root) {
-  return !is_root && row_of(options.strategy).gathered == Gathered::per_pass &&
+bool shares_parameter_pool(const UnitLayout& layout, const ShardingOptions& options,
+                           std::string_view unit) {
+  return reshard_of(options, unit, layout.shards()).gathered == Gathered::per_pass &&
          !computes_on_master(layout, options.offload) && !layout.slots().empty();
 }
 

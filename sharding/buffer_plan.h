@@ -18,9 +18,11 @@ namespace tessera {
 
 enum class BufferUse : std::uint8_t {
   masters,           // tensors of the rank's pool
+  ignored,           // the same: parameters of ignored modules
   gradient_shard,    // the same
   gathered,          // a unit's whole parameters
   gathered_pool,     // the same, for units that take turns
+  resharded,         // a rank's part of a unit that is resharded to fewer ranks
   gradient,          // a unit's whole gradient, while backward writes it
   gradient_pool,     // the same, for units that take turns
   partial_sums,      // between the two reductions of HYBRID
@@ -31,6 +33,7 @@ enum class BufferUse : std::uint8_t {
   gradient_window,   // the same of gradients, by steps and the norm
   reduced_gradient,  // in which a unit's gradient is reduced on its way to a file or the host
   upload_window,     // through which masters on the host go to a GPU
+  gather_scratch,    // what a communicator of gathers needs
 };
 
 struct PlannedBuffer {
@@ -43,6 +46,8 @@ struct PlannedBuffer {
   bool one_copy = false;  // ranks that see one memory hold it once between them
   bool in_file = false;   // no memory
   bool on_host = false;   // page-locked memory of a GPU's host, none of the GPU's
+  int ranks = 0;          // that gather in a gathered_pool, or with a gather_scratch; 0: all that
+                          // hold one copy
   [[nodiscard]] std::size_t total() const { return bytes * static_cast<std::size_t>(count); }
 };
 
@@ -65,13 +70,15 @@ struct PlannedWorld {
   int size = 1;
   Device device = Device::cpu();
   bool nccl = false;         // a GPU each; else ranks see one memory
+  bool over_hosts = false;   // or, those whose sums go across copies, a memory a host
   bool fixed_order = false;  // ConnectOptions::fixed_order
 };
 
 // `no_sync`: with the sums of passes inside no_sync(), which a run allocates when the first such
-// scope opens.
+// scope opens. `ignored_bytes`: of parameters that no unit has.
 BufferPlan buffer_plan(const std::vector<PlannedUnit>& units, const ShardingOptions& options,
-                       const PlannedWorld& world, bool no_sync = false);
+                       const PlannedWorld& world, bool no_sync = false,
+                       std::size_t ignored_bytes = 0);
 
 // One answer for the plan and for the runtime, of a unit:
 // The dtype in which backward writes its gradient and in which it is reduced.
@@ -84,7 +91,8 @@ DType local_sum_dtype_of(const UnitLayout& layout, const ShardingOptions& option
 // `offload` is OffloadOptions::on() the device, here and below.
 bool computes_on_master(const UnitLayout& layout, const OffloadOptions& offload);
 // Whether its gathered parameters lie in a buffer that units take in turns.
-bool shares_parameter_pool(const UnitLayout& layout, const ShardingOptions& options, bool is_root);
+bool shares_parameter_pool(const UnitLayout& layout, const ShardingOptions& options,
+                           std::string_view unit);
 // Whether its gradient has a buffer of its own.
 bool has_own_gradient(const ShardingOptions& options, bool is_root);
 // Elements of a shard's reduced gradient, with the gaps between its segments.

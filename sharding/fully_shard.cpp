@@ -87,6 +87,14 @@ std::vector<nn::NamedParameter> ShardedModel::parameters() const {
   return all;
 }
 
+std::vector<nn::NamedParameter> ShardedModel::ignored_parameters() const {
+  return runtime_->ignored().list();
+}
+
+void ShardedModel::compare_ignored_parameters() const {
+  runtime_->ignored().compare(context_.communicator());
+}
+
 std::vector<ShardedParameter> ShardedModel::sharded_parameters() const {
   std::vector<ShardedParameter> all;
   const auto copies = static_cast<std::int64_t>(runtime_->replicas());
@@ -101,11 +109,21 @@ std::vector<ShardedParameter> ShardedModel::sharded_parameters() const {
           {parameter.name, parameter.shape, parameter.tensor, part.first, begin, end - begin});
     }
   }
+  const std::int64_t ranks = runtime_->world_size();
+  for (const nn::NamedParameter& parameter : runtime_->ignored().list()) {
+    const std::int64_t begin = parameter.tensor.elements() * runtime_->rank() / ranks;
+    const std::int64_t end = parameter.tensor.elements() * (runtime_->rank() + 1) / ranks;
+    all.push_back({parameter.name, parameter.shape, parameter.tensor, 0, begin, end - begin});
+  }
   return all;
 }
 
-double ShardedModel::clip_grad_norm(double max_norm) {
+double ShardedModel::clip_grad_norm(double max_norm, double loss_scale) {
   const ComputeScope scope(runtime_->recorder(), SpanKind::optimizer);
+  if (loss_scale != 1) {
+    const auto factor = static_cast<float>(1 / loss_scale);
+    for (const auto& unit : runtime_->units()) unit->scale_gradient(factor);
+  }
   const std::string mine = bytes_of(local_sum_of_squares(*runtime_));
   kernels::ExactSum total;
   std::optional<ComputeScope> exchange;
@@ -126,6 +144,28 @@ ShardedModel::NoSync::NoSync(ShardedModel& model) : runtime_(*model.runtime_) {
 }
 ShardedModel::NoSync::~NoSync() {
   runtime_.resume_synchronising();
+}
+
+void ShardedModel::set_requires_gradient_sync(bool sync) {
+  runtime_->set_requires_gradient_sync(sync);
+}
+
+void ShardedModel::set_reshard_after_backward(bool reshard) {
+  runtime_->set_reshard_after_backward(reshard);
+}
+
+void ShardedModel::unshard(std::string_view unit, bool async_op) {
+  runtime_->unshard_by_hand(unit, async_op);
+}
+
+void ShardedModel::reshard(std::string_view unit) {
+  runtime_->reshard_by_hand(unit);
+}
+
+std::vector<std::string> ShardedModel::units() const {
+  std::vector<std::string> names;
+  for (const auto& unit : runtime_->units()) names.push_back(unit->name());
+  return names;
 }
 
 ShardedModel::Unsharded::Unsharded(Runtime& runtime) : runtime_(runtime) {
@@ -152,6 +192,7 @@ HeldBytes ShardedModel::held_bytes() const {
     held.parameters += unit->master_bytes();
     held.gradients += unit->gradient_bytes();
   }
+  held.parameters += runtime_->ignored().bytes();
   held.parameters += runtime_->files().held_bytes(MemoryKind::parameters);
   held.gradients += runtime_->files().held_bytes(MemoryKind::gradients);
   return held;
@@ -167,6 +208,12 @@ std::string ShardedModel::describe() const {
     text += fmt::format("  {:<40} {:>14} parameters {:>14} bytes, share {:>12}\n",
                         unit->name().empty() ? "(root)" : unit->name(), parameters,
                         unit->layout().bytes(), unit->layout().share_bytes());
+  }
+  std::int64_t ignored = 0;
+  for (const auto& parameter : runtime_->ignored().list()) ignored += parameter.tensor.elements();
+  if (ignored > 0) {
+    text += fmt::format("  {:<40} {:>14} parameters {:>14} bytes, whole\n", "(ignored)", ignored,
+                        runtime_->ignored().bytes());
   }
   return text;
 }

@@ -3,12 +3,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "engine/device.h"
+#include "kernels/base/block_float.h"
 #include "kernels/base/dtype.h"
 #include "sharding/strategy.h"
 #include "sharding/wrap_policy.h"
@@ -61,18 +64,51 @@ struct OffloadOptions {
 // Error(configuration) for what there is not: files without a folder, a GPU's state in files.
 void check_offload(const OffloadOptions& options, DeviceType device);
 
+// What becomes of a unit's gathered parameters after its forward, as in FSDP2. true: they are
+// freed, and gathered again for the backward. false: they stay until the backward is done. N: they
+// are freed, but N consecutive ranks keep one copy between them, from which they are gathered until
+// they change (ZeRO++'s hpZ); N divides the ranks that hold one copy; 1 is false, all of them are
+// true.
+using ReshardAfterForward = std::variant<bool, int>;
+
 struct ShardingOptions {
   Strategy strategy = Strategy::full_shard;
   WrapPolicy wrap = {};
   // Parameters are cast to this dtype before they are gathered, and computed with in it. Unset:
-  // their own.
+  // their own. float16 wants a LossScaler (sharding/loss_scaler.h).
   std::optional<DType> param_dtype = std::nullopt;
-  // The dtype of gradients on the wire. Sums are fp32, but NCCL's own (without
-  // comm::ConnectOptions::fixed_order), which are in this dtype. Unset: the parameters' compute
-  // dtype. float16 is refused here and above: it needs a loss scaler.
+  // The dtype in which backward writes a unit's gradients, and in which they travel. Sums are fp32.
+  // Unset: the parameters' compute dtype.
   std::optional<DType> reduce_dtype = std::nullopt;
+  // Classes of modules that compute in fp32 beside a 16-bit param_dtype, with what lies below them:
+  // what goes into them is cast, and what comes out of them cast back. Their parameters are
+  // gathered in fp32; their gradients travel as the others.
+  std::vector<std::string> keep_fp32 = {};
+  // Modules by their full names, and by a regular expression (ECMAScript's) that matches full
+  // names, left as they are with what lies below them: their parameters are in no unit, every rank
+  // has them whole and in their own dtype. Beside a param_dtype, what goes into them is cast to
+  // theirs, and what comes out of them back. Nobody sums, clips or unscales their gradients:
+  // ShardedModel::ignored_parameters. Checkpoints have them like all others.
+  std::vector<std::string> ignored_modules = {};
+  std::string ignored_pattern = {};
+  // What gathered parameters and gradients travel as, where that is narrower than what they are
+  // computed with: what travels is rounded to it under every strategy, and sums are fp32. Between
+  // ranks that see one memory nothing travels, and the bits are the same.
+  WireFormat gather_wire = WireFormat::same;
+  WireFormat reduce_wire = WireFormat::same;  // same, bf16 or int8
   BackwardPrefetch backward_prefetch = BackwardPrefetch::pre;
   bool forward_prefetch = true;
+  // Unset: as the strategy says. The root stays until the backward is done.
+  std::optional<ReshardAfterForward> reshard_after_forward = std::nullopt;
+  // The same of single units, by name.
+  std::map<std::string, ReshardAfterForward> reshard_after_forward_of = {};
+  // false: what stays after a forward stays after the backward as well, until the optimizer changes
+  // it: nothing is gathered anew within an accumulation. ShardedModel::set_reshard_after_backward.
+  bool reshard_after_backward = true;
+  // Of units that take turns in memory, how many are whole at a time, the one at work included: as
+  // many as that less one are gathered ahead. 1: none is. Of units that lie inside one another each
+  // counts as one with those around it.
+  int limit_all_gathers = 2;
   // Ranks that hold one copy between them, for the HYBRID strategies: consecutive ranks. Divides
   // the world.
   int group_size = 0;

@@ -53,6 +53,7 @@ comm::RecordedWorld recorded_world(const PlanWorld& world) {
           .size = world.ranks,
           .device = Device::planned(world.device),
           .one_memory = world.one_memory.value_or(on_one_host),
+          .ranks_per_host = world.ranks_per_host,
           .fixed_order = world.fixed_reduction_order};
 }
 

@@ -29,6 +29,9 @@ struct PlanWorld {
   // Ranks on one memory (the backends shm and local), or with their own (nccl). Unset: as the
   // device says.
   std::optional<bool> one_memory = {};
+  // Ranks on CPUs of several hosts, as many on each: how many (Communicator::ranks_per_host). 0:
+  // one.
+  int ranks_per_host = 0;
   bool fixed_reduction_order = false;  // ConnectOptions::fixed_order
   bool timed = false;                  // MemoryPlan::step is wanted
 };

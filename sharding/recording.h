@@ -13,6 +13,9 @@
 
 namespace tessera {
 
+// Who hands spans in.
+enum class SideStream : std::uint8_t { gather, reduce, across };
+
 class Recording {
  public:
   struct Moment {
@@ -52,9 +55,14 @@ class Recording {
   void end_backward() noexcept;
   void abandon_backward() noexcept;
 
-  // Side streams' workers: `back` is the reduce stream's.
+  // Side streams' workers, each with a queue of its own.
   [[nodiscard]] bool records() const { return recording_.load(std::memory_order_relaxed); }
-  void push(bool back, RawSpan span) { (back ? reduce_ : gather_).push(std::move(span)); }
+  void push(SideStream from, RawSpan span) {
+    (from == SideStream::gather   ? gather_
+     : from == SideStream::reduce ? reduce_
+                                  : across_)
+        .push(std::move(span));
+  }
 
  private:
   // Of a step that is not worked up yet.
@@ -88,8 +96,9 @@ class Recording {
 
   Device device_;
   std::function<Moment()> clock_;
+  std::int64_t cost_of_a_look_;  // at the thread's time on a processor
   std::atomic<bool> recording_{false};
-  SpanQueue gather_, reduce_;
+  SpanQueue gather_, reduce_, across_;
   std::vector<State> states_;  // the first is the base
   Moment since_;               // the present state's beginning
   std::int64_t processor_since_ = 0;
@@ -103,6 +112,8 @@ class Recording {
 class SideSpan {
  public:
   SideSpan(StepRecorder* recorder, const Span& what);
+  // On another stream than the one that has most of such spans.
+  SideSpan(StepRecorder* recorder, const Span& what, SideStream from);
   ~SideSpan();
   SideSpan(const SideSpan&) = delete;
   SideSpan& operator=(const SideSpan&) = delete;
@@ -110,6 +121,7 @@ class SideSpan {
  private:
   Recording* recording_ = nullptr;  // null: nothing is recorded
   Span span_;
+  SideStream from_;
   PointHandle begin_;
 };
 

@@ -1,13 +1,17 @@
 // Setting the schedule up: groups of ranks, units, hooks.
 #include "sharding/runtime.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 
 #include "kernels/base/error.h"
+#include "sharding/comm/scratch.h"
+#include "sharding/wires.h"
 
 namespace tessera {
 namespace {
@@ -39,23 +43,10 @@ void release_at_end(comm::Buffer& buffer, const std::string& unit) {
       name);
 }
 
-void check_dtypes(const ShardingOptions& options, const std::vector<UnitPlan>& plan) {
-  const auto check = [](std::string_view option, const std::optional<DType>& dtype) {
+void check_dtypes(const ShardingOptions& options) {
+  for (const std::optional<DType>& dtype : {options.param_dtype, options.reduce_dtype}) {
     TESSERA_CHECK(!dtype || is_floating(*dtype), ErrorCode::configuration,
                   "parameters and gradients cannot be {}", name_of(*dtype));
-    TESSERA_CHECK(dtype != float16, ErrorCode::configuration,
-                  "{} float16 needs a loss scaler, which this version has not; use bfloat16",
-                  option);
-  };
-  check("param_dtype", options.param_dtype);
-  check("reduce_dtype", options.reduce_dtype);
-  for (const UnitPlan& planned : plan) {
-    for (const ParameterSpec& spec : planned.specs) {
-      TESSERA_CHECK(!spec.trainable || spec.compute_dtype != float16, ErrorCode::configuration,
-                    "parameter {} is trained in float16, which needs a loss scaler, and this "
-                    "version has none; use param_dtype bfloat16 or float32, or freeze it",
-                    spec.name);
-    }
   }
 }
 
@@ -70,23 +61,34 @@ Runtime::Runtime(nn::Module& root, comm::Communicator& world, const ShardingOpti
       stalls_(device_),
       self_(std::make_shared<Runtime*>(this)) {
   options_.offload = options_.offload.on(device_.stands_for());
-  std::vector<UnitPlan> plan = plan_units(root, options_);
+  const IgnoredModules ignored(root, options_.ignored_modules, options_.ignored_pattern);
+  std::vector<UnitPlan> plan = plan_units(root, options_, ignored);
   for (const UnitPlan& planned : plan) {
     TESSERA_REQUIRE(planned.unit.module->hooks() == nullptr,
                     "module {} is sharded already: a module has one ShardedModel at a time",
                     planned.unit.name);
   }
-  compare_structures(world, options_, plan);  // first: what follows differs where these do
-  check_dtypes(options_, plan);
+  compare_structures(world, options_, plan, ignored);  // first: what follows differs where these do
+  check_dtypes(options_);
+  check_wires(options_);
   check_offload(options_.offload, device_.stands_for());
   shards_ = shards_of(options_, world_size_);
   reduction_group_ = reduction_group_of(options_, world_size_);
+  reshard_after_backward_ = options_.reshard_after_backward;
+  std::vector<std::string_view> names;
+  for (const UnitPlan& planned : plan) names.push_back(planned.unit.name);
+  check_reshard(options_, names, shards_);
+  kept_ = std::make_unique<KeptPrecision>(root, options_, ignored);
+  ignored_ = std::make_unique<IgnoredParameters>(ignored.parameters(), device_);
+  ignored_->compare(world);
   connect(world);
+  form_reshard_groups(plan);
   choose_recomputation(root, plan);
   create_files(plan);
   create_units(std::move(plan));
   gather_stream_ = std::make_unique<Stream>("gather", device_);
   reduce_stream_ = std::make_unique<Stream>("reduce", device_);
+  if (sums_in_two_levels()) across_stream_ = std::make_unique<Stream>("all-reduce", device_);
 }
 
 Runtime::~Runtime() {
@@ -115,7 +117,8 @@ Runtime::~Runtime() {
   }
   // Streams finish first; then buffers, then communicators.
   gather_stream_.reset();
-  reduce_stream_.reset();
+  reduce_stream_.reset();  // which may wait for the other
+  across_stream_.reset();
   files_->finish();
 }
 
@@ -125,6 +128,17 @@ void Runtime::connect(comm::Communicator& world) {
   reduce_group_ = gather_group_->duplicate("reduce");
   control_ = gather_group_->duplicate("control");
   reduce_replicas_ = world.split_across_blocks(shards_, "replicas");
+}
+
+// A group for each number of ranks that a unit is resharded to.
+void Runtime::form_reshard_groups(const std::vector<UnitPlan>& plan) {
+  whole_.ranks = gather_group_;
+  for (const UnitPlan& planned : plan) {
+    const int ranks = reshard_of(options_, planned.unit.name, shards_).ranks;
+    if (ranks == 0 || resharded_.contains(ranks)) continue;
+    resharded_[ranks].ranks =
+        gather_group_->split_blocks(ranks, "gather from " + std::to_string(ranks));
+  }
 }
 
 void Runtime::choose_recomputation(nn::Module& root, const std::vector<UnitPlan>& plan) {
@@ -167,6 +181,8 @@ void Runtime::create_units(std::vector<UnitPlan> plan) {
                                             planned.unit.parameters, planned.specs, shards_,
                                             gather_group_->rank(), *files_));
     Unit& unit = *units_.back();
+    states_[i].reshard = reshard_of(options_, unit.name(), shards_);
+    find_ranges(unit);
     if (unit.has_gradient()) unit.create_gradient_views(gradient_dtype_of(unit.layout(), options_));
     if (unit.computes_on_master()) states_[i].parameters = ParameterState::gathered;
     watch_storages(unit);
@@ -174,6 +190,20 @@ void Runtime::create_units(std::vector<UnitPlan> plan) {
       create_hooks(*planned.unit.module, unit);
     }
   }
+}
+
+void Runtime::find_ranges(Unit& unit) {
+  UnitState& state = state_of(unit);
+  const int ranks = whole_.ranks->size();
+  state.whole.ranges = ranges_to_gather(unit.layout(), true, options_);
+  state.trainable.ranges = ranges_to_gather(unit.layout(), false, options_);
+  state.whole.bytes = comm::gathered_bytes(state.whole.ranges, ranks);
+  state.trainable.bytes = comm::gathered_bytes(state.trainable.ranges, ranks);
+  if (state.reshard.ranks == 0) return;
+  // What was kept has been rounded: parts are whole shares, and so have the blocks of these.
+  state.from_parts.ranges = state.whole.ranges;
+  state.from_parts.bytes = comm::gathered_bytes(state.from_parts.ranges,
+                                                resharded_.at(state.reshard.ranks).ranks->size());
 }
 
 void Runtime::create_hooks(nn::Module& module, Unit& unit) {
@@ -233,6 +263,10 @@ CommunicationStatistics Runtime::statistics() const {
   CommunicationStatistics result = statistics_;
   result.exposed_seconds = stalls_.seconds();
   result.busy_seconds = gather_stream_->busy_seconds() + reduce_stream_->busy_seconds();
+  if (across_stream_) result.busy_seconds += across_stream_->busy_seconds();
+  // A group inside a host knows nothing of other hosts; one that spans them counts for all.
+  result.bytes_between_hosts =
+      std::max(gather_group_->bytes_between_hosts(), reduce_replicas_->bytes_between_hosts());
   return result;
 }
 
@@ -241,28 +275,20 @@ const std::shared_ptr<StepRecorder>& Runtime::record() {
   // What side streams still do looks for a recorder.
   gather_stream_->synchronize();
   reduce_stream_->synchronize();
+  if (across_stream_) across_stream_->synchronize();
   std::vector<std::string> names;
   for (const auto& unit : units_) names.push_back(unit->name());
   return recorder_ = std::make_shared<StepRecorder>(std::move(names), device_);
 }
 
-Event Runtime::enqueue(Stream& stream, std::function<void()> work) {
-  const ComputeScope here(stream.is_serial() ? recorder_.get() : nullptr, SpanKind::communication);
-  return stream.enqueue([this, work = std::move(work)] {
-    const comm::WorkerScope scope(*control_);
-    work();
-  });
-}
-
 void Runtime::attempt(Stream& stream, std::function<void()> work) {
   const comm::RankWaits waits(*control_);
-  stream.attempt([this, work = std::move(work)] {
-    const comm::WorkerScope scope(*control_);
-    work();
-  });
+  stream.attempt(for_worker(std::move(work)));
 }
 
 void Runtime::join(const Event& event, Exposed what, const Unit& unit) {
+  // Elsewhere the queue is told as well, and a plan's log.
+  if (device_.type == DeviceType::cpu && event.succeeded()) return;
   const comm::RankWaits waits(*control_);
   const ComputeScope wait(recorder_.get(), SpanKind::wait, unit.index(), what);
   stalls_.join(event);

@@ -1,14 +1,15 @@
 // The schedule: when units are gathered, freed and reduced.
 //
 // Three threads of control. The compute stream (the rank's thread) runs hooks and waits; the gather
-// stream casts, publishes and waits for parameters; the reduce stream sums gradients. Gathers and
-// reductions have a communicator each, so that neither waits in the other's queue. All decisions
-// are taken on the compute stream in program order, so every rank takes the same.
+// stream casts, publishes and waits for parameters; the reduce stream sums gradients. Under
+// HYBRID_* a fourth sums between copies what the reduce stream has summed within one. Each has
+// communicators of its own, so that none waits in another's queue. All decisions are taken on the
+// compute stream in program order, so every rank takes the same.
 //
 // All memory is allocated by allocate(), from the table of sharding/buffer_plan.h; the first
 // no_sync() adds its sums. Memory goes round in fixed sets from then on.
 //
-// On a GPU each of the three has a queue, and what one needs of another is a join, in one place:
+// On a GPU each of them has a queue, and what one needs of another is a join, in one place:
 // side streams begin after what the compute stream had put into its queue (Stream::enqueue); the
 // compute stream joins a gather in await_gather(), a buffer that has been reduced before it writes
 // into it again (lend_gradient, add_to_local_sum), and the last reduction at the end of a backward.
@@ -16,7 +17,10 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "engine/module_call.h"
@@ -26,6 +30,8 @@
 #include "sharding/buffer_plan.h"
 #include "sharding/call_order.h"
 #include "sharding/comm/communicator.h"
+#include "sharding/ignored_parameters.h"
+#include "sharding/kept_precision.h"
 #include "sharding/options.h"
 #include "sharding/recording.h"
 #include "sharding/statistics.h"
@@ -46,11 +52,13 @@ class Runtime {
   void allocate();
 
   [[nodiscard]] const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
+  [[nodiscard]] IgnoredParameters& ignored() const { return *ignored_; }
   [[nodiscard]] const OffloadFiles& files() const { return *files_; }
   [[nodiscard]] const ShardingOptions& options() const { return options_; }
   [[nodiscard]] int world_size() const { return world_size_; }
   [[nodiscard]] int replicas() const { return world_size_ / shards_; }
   [[nodiscard]] int replica() const { return replica_; }
+  [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] Device device() const { return device_; }
   // For small messages of the compute stream, between the ranks that hold one copy.
   [[nodiscard]] comm::Communicator& control() { return *control_; }
@@ -59,7 +67,15 @@ class Runtime {
 
   // Backwards add to local sums until resume_synchronising(). Collective where it is the first.
   void stop_synchronising();
-  void resume_synchronising() { synchronise_ = true; }
+  void resume_synchronising() {
+    synchronise_ = true;
+    in_no_sync_ = false;
+  }
+  // What ShardedModel says of them (sharding/fully_shard.h).
+  void unshard_by_hand(std::string_view unit, bool async_op);
+  void reshard_by_hand(std::string_view unit);
+  void set_requires_gradient_sync(bool sync);
+  void set_reshard_after_backward(bool reshard);
   // Gathers every unit and keeps it until let_go(); scopes nest. Error(out_of_memory) leaves
   // everything as it was.
   void hold();
@@ -81,12 +97,19 @@ class Runtime {
     return states_[static_cast<std::size_t>(unit.index())];
   }
 
+  [[nodiscard]] Unit& unit_named(std::string_view name);
+  void form_reshard_groups(const std::vector<UnitPlan>& plan);
+
   // Memory.
   void allocate(const PlannedBuffer& planned);
-  [[nodiscard]] std::shared_ptr<comm::Buffer> allocate_parameters(std::size_t bytes);
+  [[nodiscard]] std::shared_ptr<comm::Buffer> allocate_parameters(comm::Communicator& ranks,
+                                                                  std::size_t bytes);
+  void allocate_part(UnitState& state, std::size_t bytes);
   [[nodiscard]] std::shared_ptr<comm::Buffer> allocate_gradient(std::string_view name,
                                                                 std::size_t bytes);
-  void reserve_scratch(comm::Communicator& group, std::size_t bytes);
+  // Of a communicator that is used on the stream; `reserved` are its bytes before and after.
+  void reserve_scratch(comm::Communicator& group, Stream& stream, std::size_t bytes,
+                       std::size_t& reserved);
   void count_buffer(const comm::Buffer& buffer);
   void drop(std::shared_ptr<comm::Buffer>& buffer);
 
@@ -104,22 +127,40 @@ class Runtime {
   // Parameters.
   enum class Need : std::uint8_t { now, soon };
   void gather(Unit& unit, comm::Phase phase, Need need = Need::now);
+  [[nodiscard]] ParameterPool& pool_of(const UnitState& state);
   [[nodiscard]] bool take_parameter_buffer(Unit& unit, Need need);
-  bool evict_an_idle_unit();
+  bool evict_an_idle_unit(ParameterPool& pool, Need need);
   void start_gather(Unit& unit, comm::Phase phase);
+  // What a gather is to do, decided on the compute stream.
+  struct Gathering {
+    std::shared_ptr<comm::Buffer> buffer;
+    comm::Tag tag;
+    Unit::Part part = Unit::Part::whole;
+    bool from_parts = false;  // that fewer ranks kept
+    bool keeps_part = false;
+  };
+  [[nodiscard]] Gathering next_gathering(Unit& unit, comm::Tag tag);
+  [[nodiscard]] static const GatherRanges& ranges_of(const UnitState& state,
+                                                     const Gathering& gathering);
+  void find_ranges(Unit& unit);
+  void run_gather(Unit& unit, const Gathering& gathering);
   void await_gather(Unit& unit);
   void reshard(Unit& unit);
   void reshard_unless_used(Unit& unit);
   void gather_all();
+  // Of a list of units that come next, as many as are gathered ahead.
+  void prefetch(std::vector<int> next, comm::Phase phase);
   void prefetch_forward();
   void prefetch_backward();
   void prefetch_recomputation(const ModuleCall& call);
   [[nodiscard]] bool stays_after_forward(const Unit& unit) const;
-  [[nodiscard]] bool stays_until_synchronised(const Unit& unit);
+  [[nodiscard]] bool stays_between_passes(const Unit& unit);
+  [[nodiscard]] bool stays_after_backward(const Unit& unit);
   // Some of its parameters are about to change, trainable or frozen ones.
   void invalidate(Unit& unit, bool trainable);
 
   // Gradients.
+  void allocate_local_sums();
   void lend_gradient(Unit& unit);
   void give_gradient_back(Unit& unit, Event writable);
   void reduce(Unit& unit);
@@ -133,17 +174,46 @@ class Runtime {
   // That leaves this shard's sums in the memory that it is given.
   using Reduction = std::function<void(std::byte* sums)>;
   [[nodiscard]] Reduction reduction_of(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer,
-                                       DType dtype, comm::Tag tag);
-  void count_reduction(const Unit& unit, DType wire, DType sums);
+                                       DType dtype, bool accumulate, comm::Tag tag);
+  // The two of HYBRID_*: within the group into partial sums, and those between the groups.
+  struct PartialSums {
+    std::shared_ptr<comm::Buffer> buffer;
+    Event writable;
+  };
+  [[nodiscard]] Event sum_within_group(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer,
+                                       DType dtype, PartialSums& sums, comm::Tag tag);
+  [[nodiscard]] Reduction reduction_across(Unit& unit, const PartialSums& sums, bool accumulate,
+                                           comm::Tag tag);
+  [[nodiscard]] WireFormat wire_of_reduction(DType dtype) const;
+  void count_reduction(const Unit& unit, DType dtype, DType sums);
   // That reach this rank from others.
-  [[nodiscard]] std::uint64_t gathered_bytes(const std::vector<comm::GatheredRange>& ranges) const;
-  [[nodiscard]] std::uint64_t scattered_bytes(const Unit& unit, DType wire) const;
-  [[nodiscard]] std::uint64_t reduced_bytes(const Unit& unit, DType wire, DType sums) const;
+  [[nodiscard]] std::uint64_t scattered_bytes(const Unit& unit, DType dtype) const;
+  [[nodiscard]] std::uint64_t reduced_bytes(const Unit& unit, DType dtype, DType sums) const;
   void expect_end_of_backward();
   void end_pass();
 
   // Work for a side stream, and the compute stream's wait for it.
-  Event enqueue(Stream& stream, std::function<void()> work);
+  template <class Work>
+  Event enqueue(Stream& stream, Work work) {
+    const ComputeScope here(stream.is_serial() ? recorder_.get() : nullptr,
+                            SpanKind::communication);
+    return stream.enqueue(for_worker(std::move(work)));
+  }
+  template <class First, class Second>
+  std::pair<Event, Event> enqueue(Stream& stream, First first, Second second) {
+    const ComputeScope here(stream.is_serial() ? recorder_.get() : nullptr,
+                            SpanKind::communication);
+    Stream::Two events =
+        stream.enqueue(for_worker(std::move(first)), for_worker(std::move(second)));
+    return {std::move(events.first), std::move(events.second)};
+  }
+  template <class Work>
+  [[nodiscard]] std::function<void()> for_worker(Work work) {
+    return [control = control_.get(), work = std::move(work)] {
+      const comm::WorkerScope scope(*control);
+      work();
+    };
+  }
   [[nodiscard]] static Span span_of(Lane lane, SpanKind kind, const Unit& unit, comm::Phase phase,
                                     std::uint64_t bytes) {
     return {kind, lane, phase, Exposed::other, unit.index(), bytes};
@@ -153,6 +223,7 @@ class Runtime {
   void join_reduction(const Event& event, const Unit& unit) {
     join(event, shards_ == 1 ? Exposed::all_reduce : Exposed::reduce, unit);
   }
+  [[nodiscard]] bool sums_in_two_levels() const { return shards_ > 1 && replicas() > 1; }
   [[nodiscard]] comm::Communicator& first_reduction_group() {
     return shards_ == 1 ? *reduce_replicas_ : *reduce_group_;
   }
@@ -165,19 +236,21 @@ class Runtime {
   int shards_ = 1;
   int replica_ = 0;
   int reduction_group_ = 0;
-  std::shared_ptr<comm::Communicator> gather_group_;     // shard group, gather stream
-  std::shared_ptr<comm::Communicator> reduce_group_;     // shard group, reduce stream
-  std::shared_ptr<comm::Communicator> reduce_replicas_;  // ranks with the same shard, reduce stream
-  std::shared_ptr<comm::Communicator> control_;          // shard group, compute stream
-  std::unique_ptr<OffloadFiles> files_;                  // before the units, which use it
+  std::shared_ptr<comm::Communicator> gather_group_;  // shard group, gather stream
+  std::shared_ptr<comm::Communicator> reduce_group_;  // shard group, reduce stream
+  std::shared_ptr<comm::Communicator>
+      reduce_replicas_;                          // ranks with the same shard, last of these streams
+  std::shared_ptr<comm::Communicator> control_;  // shard group, compute stream
+  ParameterPool whole_;                          // gathered from all that hold one copy
+  std::map<int, ParameterPool> resharded_;       // by ranks, from those that a unit is resharded to
+  std::unique_ptr<IgnoredParameters> ignored_;
+  std::unique_ptr<OffloadFiles> files_;  // before the units, which use it
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<UnitState> states_;  // by Unit::index()
-  std::vector<std::shared_ptr<comm::Buffer>> free_parameter_buffers_;
   std::vector<GradientMemory> free_gradient_buffers_;
-  std::vector<Unit*> in_pool_;  // that have a buffer of the pool, the longest first
-  std::size_t pool_parameter_bytes_ = 0;
   std::size_t pool_gradient_bytes_ = 0;
-  std::shared_ptr<comm::Buffer> partial_sums_;  // between the two reductions of HYBRID
+  std::vector<PartialSums> partial_sums_;  // between the two reductions of HYBRID_*, in turns
+  std::size_t next_partial_sums_ = 0;
   bool has_local_sums_ = false;
   std::size_t reduce_scratch_ = 0;  // bytes that the communicators have made
   std::size_t replicas_scratch_ = 0;
@@ -185,8 +258,11 @@ class Runtime {
   CallOrder order_;
   std::vector<CallOrder::Call> backward_calls_;  // that this backward comes to, in its order
   std::size_t next_backward_ = 0;                // the place in them that comes next
+  std::vector<int> expected_;                    // units that are (UnitState::expected)
   Event last_reduction_;
   bool synchronise_ = true;
+  bool in_no_sync_ = false;  // a scope says so
+  bool reshard_after_backward_ = true;
   bool end_expected_ = false;
   int held_ = 0;  // unsharded() scopes
   std::uint64_t pass_ = 0;
@@ -195,9 +271,11 @@ class Runtime {
   std::shared_ptr<StepRecorder> recorder_;  // null: nobody wants to know
   std::vector<nn::Module*> hooked_;
   std::unique_ptr<RecomputedModules> recomputed_;
+  std::unique_ptr<KeptPrecision> kept_;
   std::shared_ptr<Runtime*> self_;         // what hooks of graphs that live longer look at
   std::unique_ptr<Stream> gather_stream_;  // last: their threads stop before what they use goes
   std::unique_ptr<Stream> reduce_stream_;
+  std::unique_ptr<Stream> across_stream_;  // of HYBRID_*: sums between copies
 };
 
 }  // namespace tessera

@@ -1,12 +1,15 @@
 // Memory for gradients, their reduction, and the end of a backward.
 #include <exception>
+#include <tuple>
 #include <utility>
 
 #include "engine/autograd.h"
 #include "engine/launch.h"
 #include "kernels/base/error.h"
+#include "sharding/comm/scratch.h"
 #include "sharding/runtime.h"
 #include "sharding/step_position.h"
+#include "sharding/wires.h"
 
 namespace tessera {
 
@@ -39,6 +42,7 @@ void Runtime::lend_gradient(Unit& unit) {
   join_reduction(memory.writable, unit);
   state.gradient_buffer = std::move(memory.buffer);
   unit.gradient_storage()->attach(state.gradient_buffer->data());
+  if (unit.layout().gradient_gaps().empty()) return;
   const ComputeScope kernels(recorder_.get(), SpanKind::backward, unit.index());
   unit.zero_gradient_gaps();
 }
@@ -60,7 +64,7 @@ void Runtime::reduce(Unit& unit) {
   UnitState& state = state_of(unit);
   if (!state.gradient_buffer) return;
   if (!unit.received_gradient()) return give_gradient_back(unit, {});
-  {
+  if (!unit.gradient_is_complete()) {
     const ComputeScope kernels(recorder_.get(), SpanKind::backward, unit.index());
     unit.complete_gradient();
   }
@@ -100,100 +104,137 @@ Runtime::Reduced Runtime::enqueue_reduction(Unit& unit, const std::shared_ptr<co
   const Unit::Carried carried = unit.prepare_to_accumulate();
   const comm::Tag tag{pass_, static_cast<std::uint32_t>(unit.index()), comm::Phase::reduce};
   Reduced reduced;
+  PartialSums* partial = nullptr;
+  if (sums_in_two_levels()) {
+    partial = &partial_sums_[next_partial_sums_++ % partial_sums_.size()];
+    across_stream_->wait(sum_within_group(unit, buffer, dtype, *partial, tag));
+  }
   // On its way to the host, which the stream does not wait for.
-  const auto arrival = std::make_shared<PointHandle>();
-  const auto work = [this, &unit, carried, arrival, tag,
-                     reduction = reduction_of(unit, buffer, dtype, tag)] {
+  std::shared_ptr<PointHandle> arrival;
+  if (unit.gradient_is_on_host()) arrival = std::make_shared<PointHandle>();
+  const auto from = partial != nullptr ? SideStream::across : SideStream::reduce;
+  auto work = [this, &unit, carried, arrival, tag, from,
+               reduction = partial != nullptr
+                               ? reduction_across(unit, *partial, carried.is_set, tag)
+                               : reduction_of(unit, buffer, dtype, carried.is_set, tag)] {
     reduction(unit.open_gradient(carried));
     const bool elsewhere = unit.gradient_shard_is_elsewhere();
     const SideSpan copy(
         elsewhere ? recorder_.get() : nullptr,
-        span_of(Lane::copy_back, SpanKind::copy, unit, tag.phase, unit.gradient_shard().bytes()));
-    *arrival = unit.close_gradient();
+        span_of(Lane::copy_back, SpanKind::copy, unit, tag.phase, unit.gradient_shard().bytes()),
+        from);
+    const PointHandle point = unit.close_gradient();
+    if (arrival) *arrival = point;
   };
-  reduced.done = enqueue(*reduce_stream_, work);
-  if (unit.gradient_is_on_host()) {
+  comm::Communicator& group = first_reduction_group();
+  auto acquire = [&group, buffer, tag] { group.acquire(*buffer, tag); };
+  if (partial == nullptr) {
+    std::tie(reduced.done, reduced.writable) =
+        enqueue(*reduce_stream_, std::move(work), std::move(acquire));
+  } else {
+    reduced.writable = enqueue(*reduce_stream_, std::move(acquire));
+    std::tie(reduced.done, partial->writable) =
+        enqueue(*across_stream_, std::move(work),
+                [this, sums = partial->buffer, tag] { reduce_replicas_->acquire(*sums, tag); });
+  }
+  if (arrival) {
     unit.gradient_shard().storage()->set_arrival([done = reduced.done, arrival] {
       done.wait();
       if (*arrival) (*arrival)->synchronize();
     });
   }
-  comm::Communicator& group = first_reduction_group();
-  reduced.writable =
-      enqueue(*reduce_stream_, [&group, buffer, tag] { group.acquire(*buffer, tag); });
   unit.mark_gradient_set();
   count_reduction(unit, dtype, unit.gradient_shard().dtype());
   return reduced;
 }
 
+WireFormat Runtime::wire_of_reduction(DType dtype) const {
+  return world_size_ == 1 ? WireFormat::same : reduce_wire_of(dtype, options_);
+}
+
 Runtime::Reduction Runtime::reduction_of(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer,
-                                         DType dtype, comm::Tag tag) {
+                                         DType dtype, bool accumulate, comm::Tag tag) {
   const DType sums = unit.gradient_shard().dtype();
-  comm::Reduction last{dtype, sums, reduction_group_, 1.0f / static_cast<float>(world_size_),
-                       unit.gradient_is_set()};
+  const comm::Reduction reduction{dtype,
+                                  sums,
+                                  reduction_group_,
+                                  1.0f / static_cast<float>(world_size_),
+                                  accumulate,
+                                  wire_of_reduction(dtype)};
+  const auto elements = unit.layout().gradient_elements();
   if (shards_ == 1) {
-    return [this, &unit, buffer, last, tag,
+    return [this, &unit, buffer, reduction, tag, elements,
             bytes = reduced_bytes(unit, dtype, sums)](std::byte* sums_out) {
       const SideSpan span(replicas() > 1 ? recorder_.get() : nullptr,
                           span_of(Lane::reduce, SpanKind::all_reduce, unit, tag.phase, bytes));
-      reduce_replicas_->all_reduce(*buffer, unit.layout().gradient_elements(), sums_out, last, tag);
+      round_gradient(device_, buffer->data(), elements, reduction.in_dtype, reduction.wire);
+      reduce_replicas_->all_reduce(*buffer, elements, sums_out, reduction, tag);
     };
   }
-  if (replicas() == 1) {
-    return [this, &unit, buffer, last, tag,
-            bytes = scattered_bytes(unit, dtype)](std::byte* sums_out) {
-      const SideSpan span(recorder_.get(),
-                          span_of(Lane::reduce, SpanKind::reduce_scatter, unit, tag.phase, bytes));
-      reduce_group_->reduce_scatter(*buffer, unit.reduced_ranges(sums_out), last, tag);
-    };
-  }
-  // Sums of the group first, unscaled and in fp32; then the sums of the groups.
-  const comm::Reduction first{dtype, sums, reduction_group_ < shards_ ? reduction_group_ : 0, 1.0f,
-                              false};
-  last.in_dtype = sums;
-  last.group = reduction_group_ > shards_ ? reduction_group_ / shards_ : 0;
-  return [this, &unit, buffer, first, last, tag, scattered = scattered_bytes(unit, dtype),
-          reduced = reduced_bytes(unit, dtype, sums)](std::byte* sums_out) {
-    {
-      const SideSpan span(recorder_.get(), span_of(Lane::reduce, SpanKind::reduce_scatter, unit,
-                                                   tag.phase, scattered));
-      reduce_replicas_->acquire(*partial_sums_, tag);
-      reduce_group_->reduce_scatter(*buffer, unit.reduced_ranges(partial_sums_->data()), first,
-                                    tag);
-    }
+  return [this, &unit, buffer, reduction, tag, elements,
+          bytes = scattered_bytes(unit, dtype)](std::byte* sums_out) {
     const SideSpan span(recorder_.get(),
-                        span_of(Lane::reduce, SpanKind::all_reduce, unit, tag.phase, reduced));
-    reduce_replicas_->all_reduce(*partial_sums_, unit.local_gradient_elements(), sums_out, last,
-                                 tag);
+                        span_of(Lane::reduce, SpanKind::reduce_scatter, unit, tag.phase, bytes));
+    round_gradient(device_, buffer->data(), elements, reduction.in_dtype, reduction.wire);
+    reduce_group_->reduce_scatter(*buffer, unit.reduced_ranges(sums_out), reduction, tag);
   };
 }
 
-void Runtime::count_reduction(const Unit& unit, DType wire, DType sums) {
+// Unscaled and in fp32. The next unit may be summed so while these sums pass between groups.
+Event Runtime::sum_within_group(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer,
+                                DType dtype, PartialSums& sums, comm::Tag tag) {
+  const comm::Reduction reduction{
+      dtype, unit.gradient_shard().dtype(), reduction_group_ < shards_ ? reduction_group_ : 0, 1.0f,
+      false, wire_of_reduction(dtype)};
+  reduce_stream_->wait(sums.writable);
+  return enqueue(*reduce_stream_, [this, &unit, buffer, sums = sums.buffer, reduction, tag,
+                                   bytes = scattered_bytes(unit, dtype)] {
+    const SideSpan span(recorder_.get(),
+                        span_of(Lane::reduce, SpanKind::reduce_scatter, unit, tag.phase, bytes));
+    round_gradient(device_, buffer->data(), unit.layout().gradient_elements(), reduction.in_dtype,
+                   reduction.wire);
+    reduce_group_->reduce_scatter(*buffer, unit.reduced_ranges(sums->data()), reduction, tag);
+  });
+}
+
+Runtime::Reduction Runtime::reduction_across(Unit& unit, const PartialSums& sums, bool accumulate,
+                                             comm::Tag tag) {
+  const DType dtype = unit.gradient_shard().dtype();
+  const comm::Reduction reduction{dtype, dtype,
+                                  reduction_group_ > shards_ ? reduction_group_ / shards_ : 0,
+                                  1.0f / static_cast<float>(world_size_), accumulate};
+  return [this, &unit, sums = sums.buffer, reduction, tag,
+          bytes = reduced_bytes(unit, dtype, dtype)](std::byte* sums_out) {
+    const SideSpan span(recorder_.get(),
+                        span_of(Lane::all_reduce, SpanKind::all_reduce, unit, tag.phase, bytes));
+    reduce_replicas_->all_reduce(*sums, unit.local_gradient_elements(), sums_out, reduction, tag);
+  };
+}
+
+void Runtime::count_reduction(const Unit& unit, DType dtype, DType sums) {
   if (shards_ > 1) {
-    statistics_.bytes += scattered_bytes(unit, wire);
+    statistics_.bytes += scattered_bytes(unit, dtype);
     ++statistics_.collectives;
   }
   if (replicas() > 1) {
-    statistics_.bytes += reduced_bytes(unit, wire, sums);
+    statistics_.bytes += reduced_bytes(unit, dtype, sums);
     ++statistics_.collectives;
   }
 }
 
-std::uint64_t Runtime::scattered_bytes(const Unit& unit, DType wire) const {
-  std::uint64_t elements = 0;
-  for (const auto& local : unit.local_segments()) {
-    elements += static_cast<std::uint64_t>(local.range.count);
-  }
-  return static_cast<std::uint64_t>(shards_ - 1) * elements * size_of(wire);
+std::uint64_t Runtime::scattered_bytes(const Unit& unit, DType dtype) const {
+  std::vector<std::int64_t> counts;
+  for (const auto& local : unit.local_segments()) counts.push_back(local.range.count);
+  return comm::scattered_bytes(counts, shards_, dtype, reduce_wire_of(dtype, options_));
 }
 
-// An all-reduce moves its data twice.
-std::uint64_t Runtime::reduced_bytes(const Unit& unit, DType wire, DType sums) const {
-  const auto copies = static_cast<std::uint64_t>(replicas());
-  const std::uint64_t bytes =
-      shards_ == 1 ? static_cast<std::uint64_t>(unit.layout().gradient_elements()) * size_of(wire)
-                   : static_cast<std::uint64_t>(unit.local_gradient_elements()) * size_of(sums);
-  return 2 * bytes * (copies - 1) / copies;
+std::uint64_t Runtime::reduced_bytes(const Unit& unit, DType dtype, DType sums) const {
+  if (shards_ == 1) {
+    return comm::all_reduced_bytes(unit.layout().gradient_elements(), replicas(), dtype,
+                                   reduce_wire_of(dtype, options_));
+  }
+  return comm::all_reduced_bytes(unit.local_gradient_elements(), replicas(), sums,
+                                 WireFormat::same);
 }
 
 void Runtime::at_end_of_backward() {
@@ -207,10 +248,8 @@ void Runtime::at_end_of_backward() {
     if (synchronise_ && state_of(**it).local_sum_is_set) reduce_local_sum(**it);
   }
   join_reduction(last_reduction_, *units_.front());
-  if (row_.gathered != Gathered::until_step) {
-    for (const auto& unit : units_) {
-      if (!stays_until_synchronised(*unit)) reshard_unless_used(*unit);
-    }
+  for (const auto& unit : units_) {
+    if (!stays_after_backward(*unit)) reshard_unless_used(*unit);
   }
   order_.end_backward(backward_calls_);
   end_pass();

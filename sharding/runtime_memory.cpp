@@ -1,6 +1,7 @@
 // Allocating what the plan says.
 #include <algorithm>
 
+#include "engine/memory_kind.h"
 #include "kernels/base/error.h"
 #include "sharding/runtime.h"
 
@@ -12,8 +13,9 @@ BufferPlan Runtime::plan(bool no_sync) const {
   const PlannedWorld world{.size = world_size_,
                            .device = device_,
                            .nccl = !gather_group_->one_memory(),
+                           .over_hosts = reduce_replicas_->ranks_per_host() > 0,
                            .fixed_order = gather_group_->fixed_order()};
-  return buffer_plan(units, options_, world, no_sync);
+  return buffer_plan(units, options_, world, no_sync, ignored_->bytes());
 }
 
 void Runtime::allocate() {
@@ -21,17 +23,24 @@ void Runtime::allocate() {
 }
 
 void Runtime::stop_synchronising() {
-  TESSERA_REQUIRE(synchronise_, "no_sync inside no_sync");
-  if (!has_local_sums_) {
-    for (const PlannedBuffer& planned : plan(true).buffers) {
-      const bool is_new = planned.use == BufferUse::local_sum ||
-                          planned.use == BufferUse::reduce_scratch ||
-                          planned.use == BufferUse::replicas_scratch;
-      if (is_new) allocate(planned);
-    }
-    has_local_sums_ = true;
-  }
+  TESSERA_REQUIRE(!in_no_sync_, "no_sync inside no_sync");
+  TESSERA_REQUIRE(synchronise_,
+                  "no_sync after set_requires_gradient_sync(false), which says the same: one of "
+                  "them is enough");
+  allocate_local_sums();
   synchronise_ = false;
+  in_no_sync_ = true;
+}
+
+void Runtime::allocate_local_sums() {
+  if (has_local_sums_) return;
+  for (const PlannedBuffer& planned : plan(true).buffers) {
+    const bool is_new = planned.use == BufferUse::local_sum ||
+                        planned.use == BufferUse::reduce_scratch ||
+                        planned.use == BufferUse::replicas_scratch;
+    if (is_new) allocate(planned);
+  }
+  has_local_sums_ = true;
 }
 
 void Runtime::allocate(const PlannedBuffer& planned) {
@@ -40,6 +49,7 @@ void Runtime::allocate(const PlannedBuffer& planned) {
   for (int i = 0; i < planned.count; ++i) {
     switch (planned.use) {
       case BufferUse::masters:        // with the unit
+      case BufferUse::ignored:        // with their modules
       case BufferUse::master_window:  // with the files
       case BufferUse::gradient_window:
       case BufferUse::reduced_gradient:
@@ -50,11 +60,16 @@ void Runtime::allocate(const PlannedBuffer& planned) {
         units_[index]->discard_unset_gradient();
         break;
       case BufferUse::gathered:
-        state.own_parameters = allocate_parameters(planned.bytes);
+        state.own_parameters = allocate_parameters(*whole_.ranks, planned.bytes);
         break;
-      case BufferUse::gathered_pool:
-        pool_parameter_bytes_ = planned.bytes;
-        free_parameter_buffers_.push_back(allocate_parameters(planned.bytes));
+      case BufferUse::gathered_pool: {
+        ParameterPool& pool = planned.ranks == 0 ? whole_ : resharded_.at(planned.ranks);
+        pool.bytes = planned.bytes;
+        pool.free.push_back(allocate_parameters(*pool.ranks, planned.bytes));
+        break;
+      }
+      case BufferUse::resharded:
+        allocate_part(state, planned.bytes);
         break;
       case BufferUse::gradient:
         state.own_gradient.buffer =
@@ -69,28 +84,46 @@ void Runtime::allocate(const PlannedBuffer& planned) {
           state.local_sum.buffer = allocate_gradient("no_sync sums", planned.bytes);
         break;
       case BufferUse::partial_sums:
-        attempt(*reduce_stream_, [&] {
-          partial_sums_ =
+        partial_sums_.emplace_back();
+        attempt(*across_stream_, [&] {
+          auto& buffer = partial_sums_.back().buffer;
+          buffer =
               reduce_replicas_->allocate("partial sums", planned.bytes, comm::Sharing::per_rank);
+          reduce_replicas_->acquire(*buffer);
         });
-        count_buffer(*partial_sums_);
+        count_buffer(*partial_sums_.back().buffer);
         break;
+      case BufferUse::gather_scratch: {
+        ParameterPool& pool = planned.ranks == 0 ? whole_ : resharded_.at(planned.ranks);
+        reserve_scratch(*pool.ranks, *gather_stream_, planned.bytes, pool.scratch);
+        break;
+      }
       case BufferUse::reduce_scratch:
-        reserve_scratch(*reduce_group_, planned.bytes);
+        reserve_scratch(*reduce_group_, *reduce_stream_, planned.bytes, reduce_scratch_);
         break;
       case BufferUse::replicas_scratch:
-        reserve_scratch(*reduce_replicas_, planned.bytes);
+        reserve_scratch(*reduce_replicas_, across_stream_ ? *across_stream_ : *reduce_stream_,
+                        planned.bytes, replicas_scratch_);
         break;
     }
   }
 }
 
-std::shared_ptr<comm::Buffer> Runtime::allocate_parameters(std::size_t bytes) {
+std::shared_ptr<comm::Buffer> Runtime::allocate_parameters(comm::Communicator& ranks,
+                                                           std::size_t bytes) {
   std::shared_ptr<comm::Buffer> buffer;
   attempt(*gather_stream_,
-          [&] { buffer = gather_group_->allocate("parameters", bytes, comm::Sharing::one_copy); });
+          [&] { buffer = ranks.allocate("parameters", bytes, comm::Sharing::one_copy); });
   count_buffer(*buffer);
   return buffer;
+}
+
+void Runtime::allocate_part(UnitState& state, std::size_t bytes) {
+  const MemoryScope kind(MemoryKind::communication);
+  state.part = Tensor::empty({static_cast<std::int64_t>(bytes)}, uint8, device_);
+  ++statistics_.allocations;
+  ++statistics_.buffers;
+  statistics_.buffer_bytes += bytes;
 }
 
 // The ranks that are summed first are those that must see the memory.
@@ -105,10 +138,10 @@ std::shared_ptr<comm::Buffer> Runtime::allocate_gradient(std::string_view name, 
   return buffer;
 }
 
-void Runtime::reserve_scratch(comm::Communicator& group, std::size_t bytes) {
-  std::size_t& reserved = &group == reduce_group_.get() ? reduce_scratch_ : replicas_scratch_;
+void Runtime::reserve_scratch(comm::Communicator& group, Stream& stream, std::size_t bytes,
+                              std::size_t& reserved) {
   // Collective, also where this rank's part does not grow.
-  attempt(*reduce_stream_, [&] { group.reserve_scratch(bytes); });
+  attempt(stream, [&] { group.reserve_scratch(bytes); });
   if (bytes <= reserved) return;
   ++statistics_.allocations;
   statistics_.buffers += reserved == 0 ? 1 : 0;

@@ -1,13 +1,13 @@
 // Gathering and freeing parameters around forwards and backwards.
 #include <algorithm>
-#include <cstdio>
-#include <exception>
 #include <utility>
 
 #include "engine/autograd.h"
 #include "kernels/base/error.h"
+#include "sharding/comm/scratch.h"
 #include "sharding/runtime.h"
 #include "sharding/step_position.h"
+#include "sharding/wires.h"
 
 namespace tessera {
 namespace {
@@ -28,10 +28,10 @@ class Opening {
   bool done_ = false;
 };
 
-std::uint64_t share_of(const std::vector<comm::GatheredRange>& ranges, int shards) {
+std::uint64_t share_of(const std::vector<comm::GatheredRange>& ranges, int ranks) {
   std::uint64_t bytes = 0;
   for (const comm::GatheredRange& range : ranges)
-    bytes += range.bytes / static_cast<std::size_t>(shards);
+    bytes += range.bytes / static_cast<std::size_t>(ranks);
   return bytes;
 }
 
@@ -46,6 +46,7 @@ void Runtime::before_forward(Unit& unit, const ModuleCall& call) {
   set_step_position({call.recompute ? comm::Phase::backward : comm::Phase::forward, unit.name()});
   const ComputeScope own(recorder_.get(), SpanKind::schedule, unit.index());
   Opening opening(state_of(unit).open_forwards);
+  state_of(unit).asked_for = false;
   if (call.recompute) {  // no step of a forward: the backward has its own order
     gather(unit, comm::Phase::backward);
     if (options_.backward_prefetch == BackwardPrefetch::pre) prefetch_recomputation(call);
@@ -74,11 +75,12 @@ void Runtime::after_forward(Unit& unit, const ModuleCall& call) {
   --state_of(unit).open_forwards;
   if (call.recompute) return;  // its backward comes next, and needs the parameters
   if (!grad_enabled()) {
-    if (row_.gathered != Gathered::until_step) reshard_unless_used(unit);
+    if (!stays_between_passes(unit)) reshard_unless_used(unit);
     return;
   }
   // The last unit of a forward is the first of the backward: it stays.
-  if (row_.gathered == Gathered::per_pass && !stays_after_forward(unit)) reshard_unless_used(unit);
+  const bool frees = state_of(unit).reshard.gathered == Gathered::per_pass;
+  if (frees && !stays_after_forward(unit)) reshard_unless_used(unit);
 }
 
 void Runtime::abandon_forward(Unit& unit, const ModuleCall& call) {
@@ -136,9 +138,10 @@ void Runtime::after_backward(Unit& unit, const ModuleCall& /*call*/) {
   if (options_.backward_prefetch == BackwardPrefetch::post) prefetch_backward();
   const bool again = next_backward_ < backward_calls_.size() &&
                      backward_calls_[next_backward_].unit == unit.index();
-  if ((row_.gathered == Gathered::per_pass && !again) ||
-      (row_.gathered == Gathered::until_backward && state.awaited_backwards == 0 &&
-       !stays_until_synchronised(unit))) {
+  const Gathered gathered = state.reshard.gathered;
+  if ((gathered == Gathered::per_pass && !again) ||
+      (gathered == Gathered::until_backward && state.awaited_backwards == 0 &&
+       !stays_after_backward(unit))) {
     reshard_unless_used(unit);
   }
   // A unit that was called several times is reduced once, under every strategy.
@@ -151,6 +154,11 @@ void Runtime::gather(Unit& unit, comm::Phase phase, Need need) {
   if (take_parameter_buffer(unit, need)) start_gather(unit, phase);
 }
 
+// What is gathered from the parts that fewer ranks kept has memory that those see.
+ParameterPool& Runtime::pool_of(const UnitState& state) {
+  return state.part_is_set ? resharded_.at(state.reshard.ranks) : whole_;
+}
+
 bool Runtime::take_parameter_buffer(Unit& unit, Need need) {
   UnitState& state = state_of(unit);
   if (state.own_parameters) {
@@ -158,25 +166,33 @@ bool Runtime::take_parameter_buffer(Unit& unit, Need need) {
     state.owner = BufferOwner::unit;
     return true;
   }
-  if (free_parameter_buffers_.empty() && !evict_an_idle_unit()) {
+  ParameterPool& pool = pool_of(state);
+  if (pool.free.empty() && !evict_an_idle_unit(pool, need)) {
     if (need == Need::soon) return false;
     // More units are under way together than lie inside one another: modules that call modules
     // which are not theirs.
-    free_parameter_buffers_.push_back(allocate_parameters(pool_parameter_bytes_));
+    pool.free.push_back(allocate_parameters(*pool.ranks, pool.bytes));
   }
-  state.parameter_buffer = std::move(free_parameter_buffers_.back());
-  free_parameter_buffers_.pop_back();
+  state.parameter_buffer = std::move(pool.free.back());
+  pool.free.pop_back();
   state.owner = BufferOwner::pool;
-  in_pool_.push_back(&unit);
+  state.pool = &pool;
+  pool.units.push_back(&unit);
   return true;
 }
 
 // A unit that is whole though nothing computes with it: it was kept for a backward that did not
-// come, or prefetched for a call that did not.
-bool Runtime::evict_an_idle_unit() {
-  const auto idle = std::find_if(in_pool_.begin(), in_pool_.end(),
-                                 [this](const Unit* unit) { return !state_of(*unit).in_use(); });
-  if (idle == in_pool_.end()) return false;
+// come, or prefetched for a call that did not. Who only gathers ahead leaves alone what is as near.
+bool Runtime::evict_an_idle_unit(ParameterPool& pool, Need need) {
+  const auto find = [&](bool also_expected) {
+    return std::find_if(pool.units.begin(), pool.units.end(), [&](const Unit* unit) {
+      const UnitState& state = state_of(*unit);
+      return !state.in_use() && (also_expected || !(state.expected || state.asked_for));
+    });
+  };
+  auto idle = find(false);
+  if (idle == pool.units.end() && need == Need::now) idle = find(true);
+  if (idle == pool.units.end()) return false;
   reshard(**idle);
   return true;
 }
@@ -185,35 +201,65 @@ void Runtime::start_gather(Unit& unit, comm::Phase phase) {
   UnitState& state = state_of(unit);
   state.parameters = ParameterState::gathering;
   state.gather_phase = phase;
-  const bool own = state.owner == BufferOwner::unit;
-  const auto part = own && state.own_has_frozen ? Unit::Part::trainable : Unit::Part::whole;
-  state.own_has_frozen = own;
   const comm::Tag tag{pass_, static_cast<std::uint32_t>(unit.index()), phase};
-  const std::vector<comm::GatheredRange> ranges = unit.gathered_ranges(part);
-  state.gathered =
-      enqueue(*gather_stream_, [this, &unit, buffer = state.parameter_buffer, part, ranges, tag] {
-        // Of one rank it is a cast of its own.
-        const SideSpan gather(
-            shards_ > 1 ? recorder_.get() : nullptr,
-            span_of(Lane::gather, SpanKind::all_gather, unit, tag.phase, gathered_bytes(ranges)));
-        gather_group_->acquire(*buffer, tag);
-        {
-          const SideSpan copy(recorder_.get(), span_of(Lane::copy, SpanKind::copy, unit, tag.phase,
-                                                       share_of(ranges, shards_)));
-          state_of(unit).uploaded = unit.write_share(buffer->data(), part);
-        }
-        gather_group_->all_gather(*buffer, ranges, tag);
-      });
-  if (shards_ == 1) return;
-  ++statistics_.collectives;
-  statistics_.bytes += gathered_bytes(ranges);
+  state.gathered = enqueue(*gather_stream_, [this, &unit, gathering = next_gathering(unit, tag)] {
+    run_gather(unit, gathering);
+  });
 }
 
-std::uint64_t Runtime::gathered_bytes(const std::vector<comm::GatheredRange>& ranges) const {
-  std::uint64_t bytes = 0;
-  for (const comm::GatheredRange& range : ranges)
-    bytes += range.bytes - range.bytes / static_cast<std::size_t>(shards_);
-  return bytes;
+Runtime::Gathering Runtime::next_gathering(Unit& unit, comm::Tag tag) {
+  UnitState& state = state_of(unit);
+  Gathering gathering{.buffer = state.parameter_buffer, .tag = tag};
+  const bool own = state.owner == BufferOwner::unit;
+  gathering.from_parts = state.owner == BufferOwner::pool && state.pool != &whole_;
+  gathering.keeps_part = static_cast<bool>(state.part) && !gathering.from_parts;
+  if (own && state.own_has_frozen) gathering.part = Unit::Part::trainable;
+  state.own_has_frozen = own;
+  state.part_is_set = state.part_is_set || gathering.keeps_part;
+  const comm::Communicator& group = gathering.from_parts ? *state.pool->ranks : *whole_.ranks;
+  if (group.size() > 1) {
+    ++statistics_.collectives;
+    statistics_.bytes += ranges_of(state, gathering).bytes;
+  }
+  return gathering;
+}
+
+const GatherRanges& Runtime::ranges_of(const UnitState& state, const Gathering& gathering) {
+  if (gathering.from_parts) return state.from_parts;
+  return gathering.part == Unit::Part::whole ? state.whole : state.trainable;
+}
+
+// On the gather stream. What of `state` is read here changes before the first gather only, or is of
+// this gather.
+void Runtime::run_gather(Unit& unit, const Gathering& gathering) {
+  UnitState& state = state_of(unit);
+  comm::Communicator& group =
+      gathering.from_parts ? *resharded_.at(state.reshard.ranks).ranks : *whole_.ranks;
+  const int ranks = group.size();
+  const auto& [ranges, bytes] = ranges_of(state, gathering);
+  const comm::Tag tag = gathering.tag;
+  comm::Buffer& buffer = *gathering.buffer;
+  // Of one rank it is a cast of its own.
+  const SideSpan gather(ranks > 1 ? recorder_.get() : nullptr,
+                        span_of(Lane::gather, SpanKind::all_gather, unit, tag.phase, bytes));
+  group.acquire(buffer, tag);
+  {
+    const SideSpan copy(recorder_.get(), span_of(Lane::copy, SpanKind::copy, unit, tag.phase,
+                                                 share_of(ranges, ranks)));
+    if (gathering.from_parts) {
+      restore_resharded(unit.layout(), ranks, group.rank(), state.part.data(), buffer.data(),
+                        device_);
+    } else {
+      state.uploaded = unit.write_share(buffer.data(), gathering.part);
+      round_share(device_, buffer.data(), ranges, ranks, unit.shard());
+    }
+  }
+  group.all_gather(buffer, ranges, tag);
+  if (!gathering.keeps_part) return;
+  const SideSpan copy(recorder_.get(),
+                      span_of(Lane::copy, SpanKind::copy, unit, tag.phase, state.part.bytes()));
+  const comm::Communicator& few = *resharded_.at(state.reshard.ranks).ranks;
+  keep_resharded(unit.layout(), few.size(), few.rank(), buffer.data(), state.part.data(), device_);
 }
 
 void Runtime::await_gather(Unit& unit) {
@@ -231,9 +277,12 @@ void Runtime::reshard(Unit& unit) {
   unit.parameter_storage()->detach();
   std::shared_ptr<comm::Buffer> buffer = std::move(state.parameter_buffer);
   state.parameters = ParameterState::sharded;
-  std::erase(in_pool_, &unit);
+  state.asked_for = false;
   buffer->release();
-  if (state.owner == BufferOwner::pool) free_parameter_buffers_.push_back(std::move(buffer));
+  if (state.owner == BufferOwner::pool) {
+    std::erase(state.pool->units, &unit);
+    state.pool->free.push_back(std::move(buffer));
+  }
   if (state.owner != BufferOwner::scope) return;
   if (options_.keep_unsharded_memory) {
     state.scope_parameters = std::move(buffer);
@@ -256,88 +305,64 @@ bool Runtime::stays_after_forward(const Unit& unit) const {
   return next == order_.end() ? order_.is_known() : *next == unit.index();
 }
 
+// Until the optimizer changes it.
+bool Runtime::stays_between_passes(const Unit& unit) {
+  const UnitState& state = state_of(unit);
+  return state.reshard.gathered == Gathered::until_step ||
+         (!reshard_after_backward_ && state.owner == BufferOwner::unit);
+}
+
 // Between the passes of a no_sync() scope no optimizer changes parameters: what has memory of its
 // own is not gathered again.
-bool Runtime::stays_until_synchronised(const Unit& unit) {
-  return !synchronise_ && state_of(unit).owner == BufferOwner::unit;
+bool Runtime::stays_after_backward(const Unit& unit) {
+  return stays_between_passes(unit) || (!synchronise_ && state_of(unit).owner == BufferOwner::unit);
+}
+
+void Runtime::prefetch(std::vector<int> next, comm::Phase phase) {
+  for (const int index : expected_) states_[static_cast<std::size_t>(index)].expected = false;
+  expected_ = std::move(next);
+  for (const int index : expected_) states_[static_cast<std::size_t>(index)].expected = true;
+  for (const int index : expected_)
+    gather(*units_[static_cast<std::size_t>(index)], phase, Need::soon);
 }
 
 void Runtime::prefetch_forward() {
-  for (auto next = order_.next(); next != order_.end(); ++next) {
-    Unit& unit = *units_[static_cast<std::size_t>(*next)];
-    if (unit.is_root() && state_of(unit).parameters != ParameterState::sharded) continue;
-    return gather(unit, comm::Phase::forward, Need::soon);
+  const auto most = static_cast<std::size_t>(options_.limit_all_gathers - 1);
+  std::vector<int> next;
+  for (auto call = order_.next(); call != order_.end() && next.size() < most; ++call) {
+    const bool is_there =
+        states_[static_cast<std::size_t>(*call)].parameters != ParameterState::sharded;
+    if (*call == 0 && is_there) continue;
+    next.push_back(*call);
   }
+  prefetch(std::move(next), comm::Phase::forward);
 }
 
 void Runtime::prefetch_backward() {
-  if (next_backward_ >= backward_calls_.size()) return;
-  const auto unit = static_cast<std::size_t>(backward_calls_[next_backward_].unit);
-  gather(*units_[unit], comm::Phase::backward, Need::soon);
+  const auto most = static_cast<std::size_t>(options_.limit_all_gathers - 1);
+  std::vector<int> next;
+  for (std::size_t i = next_backward_; i < backward_calls_.size() && next.size() < most; ++i)
+    next.push_back(backward_calls_[i].unit);
+  prefetch(std::move(next), comm::Phase::backward);
 }
 
-// A call that runs again: its backward is next, and the one behind that is gathered meanwhile.
+// Calls that run again: their backward is next, and the ones behind that are gathered meanwhile.
 // Where several run again together, they do so in the forward's order before their backwards come.
 void Runtime::prefetch_recomputation(const ModuleCall& call) {
+  const auto most = static_cast<std::size_t>(options_.limit_all_gathers - 1);
   const auto first = backward_calls_.begin() + static_cast<std::ptrdiff_t>(next_backward_);
   const auto here = std::find_if(first, backward_calls_.end(), [&](const CallOrder::Call& other) {
     return other.number == call.number;
   });
   if (here == backward_calls_.end()) return;
-  const auto next = here == first ? std::next(here) : std::prev(here);
-  if (next == backward_calls_.end()) return;
-  gather(*units_[static_cast<std::size_t>(next->unit)], comm::Phase::backward, Need::soon);
-}
-
-void Runtime::hold() {
-  const ComputeScope own(recorder_.get(), SpanKind::schedule);
-  if (held_ == 0) gather_all();
-  ++held_;
-}
-
-// What training has no room for is allocated first, for all units or none.
-void Runtime::gather_all() {
-  std::vector<Unit*> made;
-  std::size_t spare = free_parameter_buffers_.size();
-  try {
-    for (const auto& unit : units_) {
-      UnitState& state = state_of(*unit);
-      if (state.parameters != ParameterState::sharded || state.own_parameters) continue;
-      if (unit->layout().slots().empty()) continue;
-      if (spare > 0) {
-        --spare;
-        continue;
-      }
-      made.push_back(unit.get());
-      if (!state.scope_parameters)
-        state.scope_parameters = allocate_parameters(unit->layout().bytes());
-    }
-  } catch (...) {
-    for (UnitState& state : states_) {
-      if (state.scope_parameters) drop(state.scope_parameters);
-    }
-    throw;
+  std::vector<int> next;
+  if (here == first) {
+    for (auto it = std::next(here); it != backward_calls_.end() && next.size() < most; ++it)
+      next.push_back(it->unit);
+  } else {
+    for (auto it = here; it != first && next.size() < most;) next.push_back((--it)->unit);
   }
-  for (Unit* const unit : made) {
-    UnitState& state = state_of(*unit);
-    state.parameter_buffer = std::move(state.scope_parameters);
-    state.owner = BufferOwner::scope;
-    start_gather(*unit, comm::Phase::other);
-  }
-  for (const auto& unit : units_) gather(*unit, comm::Phase::other);
-  for (const auto& unit : units_) await_gather(*unit);
-}
-
-void Runtime::let_go() noexcept {
-  if (--held_ > 0 || row_.gathered == Gathered::until_step) return;
-  const ComputeScope own(recorder_.get(), SpanKind::schedule);
-  for (const auto& unit : units_) {
-    try {
-      reshard_unless_used(*unit);
-    } catch (const std::exception& error) {  // the device has failed: the next call on it says so
-      std::fprintf(stderr, "after an unsharded scope: %s\n", error.what());
-    }
-  }
+  prefetch(std::move(next), comm::Phase::backward);
 }
 
 void Runtime::invalidate(Unit& unit, bool trainable) {
@@ -347,6 +372,7 @@ void Runtime::invalidate(Unit& unit, bool trainable) {
   const bool is_free = state.parameters == ParameterState::sharded;
   const ComputeScope own(is_free ? nullptr : recorder_.get(), SpanKind::schedule, unit.index());
   reshard(unit);
+  state.part_is_set = false;
   if (const PointHandle uploaded = std::move(state.uploaded)) uploaded->synchronize();
   if (!trainable) state.own_has_frozen = false;
 }

@@ -19,6 +19,8 @@ std::string_view name_of(Lane lane) {
       return "copy back";
     case Lane::save:
       return "save";
+    case Lane::all_reduce:
+      return "all-reduce";
   }
   misuse("a lane without a name");
 }

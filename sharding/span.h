@@ -11,14 +11,15 @@ namespace tessera {
 
 // What goes on side by side in a rank. A lane's spans do not overlap.
 enum class Lane : std::uint8_t {
-  compute,    // the rank's own thread; on a GPU its queue
-  gather,     // collectives that bring parameters
-  reduce,     // collectives that sum gradients
-  copy,       // this rank's share of the parameters on its way into a collective's memory
-  copy_back,  // summed gradients on their way to a file
-  save,       // checkpoints
+  compute,     // the rank's own thread; on a GPU its queue
+  gather,      // collectives that bring parameters
+  reduce,      // collectives that sum gradients
+  copy,        // this rank's share of the parameters on its way into a collective's memory
+  copy_back,   // summed gradients on their way to a file
+  save,        // checkpoints
+  all_reduce,  // of HYBRID_*: sums that pass between copies
 };
-inline constexpr int lane_count = 6;
+inline constexpr int lane_count = 7;
 std::string_view name_of(Lane lane);
 
 enum class SpanKind : std::uint8_t {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -39,13 +40,27 @@ std::int64_t thread_processor_time() {
   return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
+// What one look at that clock adds to what lies between two: a system call, of which a pass of a
+// small unit would seem to consist for the most part. It is no work of the schedule's.
+std::int64_t cost_of_a_look() {
+  std::int64_t least = std::numeric_limits<std::int64_t>::max();
+  std::int64_t before = thread_processor_time();
+  for (int i = 0; i < 100; ++i) {
+    const std::int64_t now = thread_processor_time();
+    least = std::min(least, now - before);
+    before = now;
+  }
+  return std::max<std::int64_t>(least, 0);
+}
+
 bool is_collective(SpanKind kind) {
   return kind == SpanKind::all_gather || kind == SpanKind::reduce_scatter ||
          kind == SpanKind::all_reduce;
 }
 
-bool is_back(Lane lane) {
-  return lane == Lane::reduce || lane == Lane::copy_back;
+SideStream stream_of(Lane lane) {
+  if (lane == Lane::all_reduce) return SideStream::across;
+  return lane == Lane::reduce || lane == Lane::copy_back ? SideStream::reduce : SideStream::gather;
 }
 
 void add_traffic(StepRecord& sums, const CollectiveTotal& more) {
@@ -81,7 +96,12 @@ double StepRecord::exposed() const {
 }
 
 Recording::Recording(Device device, std::function<Moment()> clock)
-    : device_(device), clock_(std::move(clock)), gather_(queued_spans), reduce_(queued_spans) {
+    : device_(device),
+      clock_(std::move(clock)),
+      cost_of_a_look_(cost_of_a_look()),
+      gather_(queued_spans),
+      reduce_(queued_spans),
+      across_(queued_spans) {
   states_.reserve(nested_scopes);
   states_.push_back({});
 }
@@ -118,7 +138,7 @@ void Recording::begin_step(std::int64_t step) {
   current_.step = step;
   current_.unit_passes = current_.schedule = 0;
   clear_sums(current_.without_room);
-  current_.queues_lost = gather_.lost() + reduce_.lost();
+  current_.queues_lost = gather_.lost() + reduce_.lost() + across_.lost();
   current_.open = true;
   current_.anchor = anchor_;
   current_.begin = since_ = now();
@@ -204,10 +224,10 @@ void Recording::cut() {
   since_ = std::move(moment);
   if (state.kind == SpanKind::schedule && current_.open) {
     const std::int64_t now = thread_processor_time();
-    current_.schedule += now - processor_since_;
+    current_.schedule += std::max<std::int64_t>(0, now - processor_since_ - cost_of_a_look_);
     processor_since_ = now;
   }
-  if (gather_.is_filling() || reduce_.is_filling()) pump();
+  if (gather_.is_filling() || reduce_.is_filling() || across_.is_filling()) pump();
 }
 
 void Recording::try_cut() noexcept {
@@ -282,6 +302,7 @@ void Recording::pump() {
   const auto take = [this](RawSpan&& span) { keep(std::move(span)); };
   gather_.drain(take);
   reduce_.drain(take);
+  across_.drain(take);
 }
 
 // From a queue's points to moments.
@@ -382,7 +403,11 @@ void ComputeScope::leave() noexcept {
   recorder_->recording().leave();
 }
 
-SideSpan::SideSpan(StepRecorder* recorder, const Span& what) : span_(what) {
+SideSpan::SideSpan(StepRecorder* recorder, const Span& what)
+    : SideSpan(recorder, what, stream_of(what.lane)) {}
+
+SideSpan::SideSpan(StepRecorder* recorder, const Span& what, SideStream from)
+    : span_(what), from_(from) {
   if (recorder == nullptr || !recorder->recording().records()) return;
   recording_ = &recorder->recording();
   Recording::Moment moment = recording_->now();
@@ -395,7 +420,7 @@ SideSpan::~SideSpan() {
   try {
     Recording::Moment moment = recording_->now();
     span_.end = moment.host;
-    recording_->push(is_back(span_.lane), {span_, std::move(begin_), std::move(moment.point)});
+    recording_->push(from_, {span_, std::move(begin_), std::move(moment.point)});
   } catch (const std::exception&) {
     // The device has failed: the work itself, or whoever waits for it, says it.
   }

@@ -7,10 +7,13 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 
 #include "kernels/base/error.h"
+#include "sharding/kept_precision.h"
 
 namespace tessera {
 namespace {
@@ -21,7 +24,8 @@ DType master_dtype_of(const Tensor& parameter) {
   return low && parameter.requires_grad() ? float32 : parameter.dtype();
 }
 
-DType compute_dtype_of(const Tensor& parameter, const ShardingOptions& options) {
+DType compute_dtype_of(const Tensor& parameter, bool kept, const ShardingOptions& options) {
+  if (kept) return parameter.dtype() == float64 ? float64 : float32;
   const bool cast = is_floating(parameter.dtype()) && options.param_dtype.has_value();
   return cast ? *options.param_dtype : parameter.dtype();
 }
@@ -38,6 +42,11 @@ std::string_view name_of(ActivationCheckpointing how) {
   return "selective";
 }
 
+std::string text_of(const ReshardAfterForward& reshard) {
+  if (const int* const ranks = std::get_if<int>(&reshard)) return std::to_string(*ranks);
+  return std::get<bool>(reshard) ? "true" : "false";
+}
+
 std::string_view name_of(BackwardPrefetch prefetch) {
   switch (prefetch) {
     case BackwardPrefetch::none:
@@ -51,21 +60,37 @@ std::string_view name_of(BackwardPrefetch prefetch) {
 }
 
 // What the ranks must agree on, a line each.
-std::string describe(const ShardingOptions& options, const std::vector<UnitPlan>& plan) {
+std::string describe(const ShardingOptions& options, const std::vector<UnitPlan>& plan,
+                     const IgnoredModules& ignored) {
+  // Who names the ranks of a host, whatever the strategy, names others on each host.
+  const bool grouped = row_of(options.strategy).shards == ShardGroup::group;
   const auto dtype = [](const std::optional<DType>& choice) {
     return choice ? name_of(*choice) : std::string_view("their own");
   };
   std::string text = fmt::format("strategy {}, group_size {}, reduction_group {}, reduced as {}\n",
-                                 name_of(options.strategy), options.group_size,
+                                 name_of(options.strategy), grouped ? options.group_size : 0,
                                  options.reduction_group, dtype(options.reduce_dtype));
   text += fmt::format("forward_prefetch {}, backward_prefetch {}\n", options.forward_prefetch,
                       name_of(options.backward_prefetch));
+  text += fmt::format("reshard_after_forward {}, reshard_after_backward {}, limit_all_gathers {}\n",
+                      options.reshard_after_forward ? text_of(*options.reshard_after_forward)
+                                                    : "as the strategy says",
+                      options.reshard_after_backward, options.limit_all_gathers);
+  for (const auto& [unit, reshard] : options.reshard_after_forward_of)
+    text += fmt::format("reshard_after_forward of {}: {}\n", unit, text_of(reshard));
+  text += fmt::format("gathered as {}, reduced as {} on the wire\n", name_of(options.gather_wire),
+                      name_of(options.reduce_wire));
   text +=
       fmt::format("activation_checkpointing {}, every {}, of classes [{}]\n",
                   name_of(options.activation_checkpointing), options.activation_checkpointing_every,
                   fmt::join(options.activation_checkpointing_cls, ", "));
   if (options.offload.parameters != Placement::device)
     text += fmt::format("parameters on {}\n", name_of(options.offload.parameters));
+  for (const OwnedParameter& parameter : ignored.parameters()) {
+    text += fmt::format("ignored parameter {} {} {}{}\n", parameter.name,
+                        parameter.tensor.shape().to_string(), name_of(parameter.tensor.dtype()),
+                        parameter.tensor.requires_grad() ? "" : ", frozen");
+  }
   for (const UnitPlan& planned : plan) {
     const std::string where =
         planned.unit.name.empty() ? "the root unit" : "unit " + planned.unit.name;
@@ -105,14 +130,17 @@ std::pair<std::string, std::string> first_difference(const std::string& a, const
 
 }  // namespace
 
-std::vector<UnitPlan> plan_units(nn::Module& root, const ShardingOptions& options) {
+std::vector<UnitPlan> plan_units(nn::Module& root, const ShardingOptions& options,
+                                 const IgnoredModules& ignored) {
   std::vector<UnitPlan> plan;
-  for (UnitModule& unit : choose_units(root, options.wrap)) {
+  const KeptModules kept(root, options, ignored);
+  for (UnitModule& unit : choose_units(root, options.wrap, ignored)) {
     UnitPlan& planned = plan.emplace_back();
     for (const OwnedParameter& parameter : unit.parameters) {
       const Tensor& tensor = parameter.tensor;
       planned.specs.push_back({parameter.name, tensor.shape(), master_dtype_of(tensor),
-                               compute_dtype_of(tensor, options), tensor.requires_grad()});
+                               compute_dtype_of(tensor, kept.contain(parameter), options),
+                               tensor.requires_grad()});
     }
     planned.unit = std::move(unit);
   }
@@ -120,8 +148,8 @@ std::vector<UnitPlan> plan_units(nn::Module& root, const ShardingOptions& option
 }
 
 void compare_structures(comm::Communicator& world, const ShardingOptions& options,
-                        const std::vector<UnitPlan>& plan) {
-  const std::string mine = describe(options, plan);
+                        const std::vector<UnitPlan>& plan, const IgnoredModules& ignored) {
+  const std::string mine = describe(options, plan, ignored);
   const auto digests = world.exchange(digest_of(mine));
   if (std::all_of(digests.begin(), digests.end(),
                   [&](const std::string& digest) { return digest == digests.front(); })) {

@@ -17,11 +17,12 @@ struct UnitPlan {
   UnitModule unit;
   std::vector<ParameterSpec> specs;  // of unit.parameters
 };
-std::vector<UnitPlan> plan_units(nn::Module& root, const ShardingOptions& options);
+std::vector<UnitPlan> plan_units(nn::Module& root, const ShardingOptions& options,
+                                 const IgnoredModules& ignored);
 
 // Collective. The first thing in which the ranks' options or units differ is an
 // Error(configuration) that names both sides.
 void compare_structures(comm::Communicator& world, const ShardingOptions& options,
-                        const std::vector<UnitPlan>& plan);
+                        const std::vector<UnitPlan>& plan, const IgnoredModules& ignored);
 
 }  // namespace tessera

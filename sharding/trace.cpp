@@ -1,17 +1,14 @@
 // Records between ranks, and their text.
 #include "sharding/trace.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <string_view>
 #include <type_traits>
 
+#include "engine/output_file.h"
 #include "kernels/base/error.h"
 
 namespace tessera {
@@ -138,8 +135,12 @@ class WaitsOfCollectives {
     std::vector<std::size_t> lanes[2];  // gathers, reductions
     for (std::size_t i = 0; i < record.spans.size(); ++i) {
       if (record.spans[i].lane == Lane::gather) lanes[0].push_back(i);
-      if (record.spans[i].lane == Lane::reduce) lanes[1].push_back(i);
+      if (record.spans[i].lane == Lane::reduce || record.spans[i].lane == Lane::all_reduce)
+        lanes[1].push_back(i);
     }
+    std::sort(lanes[1].begin(), lanes[1].end(), [&](std::size_t a, std::size_t b) {
+      return record.spans[a].begin < record.spans[b].begin;
+    });
     std::vector<std::size_t> newest_of_unit(units, none);
     std::size_t newest_reduction = none, next[2] = {0, 0};
     for (const Span& wait : record.spans) {
@@ -188,7 +189,7 @@ std::string event_of(const Span& span, std::int64_t waited, const StepRecord& re
   if (moves_bytes(span.kind)) {
     text += fmt::format(R"(,"phase":"{}","bytes":{})", name_of(span.phase), span.bytes);
   }
-  if (span.lane == Lane::gather || span.lane == Lane::reduce) {
+  if (span.lane == Lane::gather || span.lane == Lane::reduce || span.lane == Lane::all_reduce) {
     text += fmt::format(R"(,"waited_us":{:.3f})", microseconds(waited));
   }
   return text + "}}";
@@ -197,41 +198,6 @@ std::string event_of(const Span& span, std::int64_t waited, const StepRecord& re
 std::string metadata(std::string_view what, int rank, int thread, std::string_view argument) {
   return fmt::format(R"({{"name":"{}","ph":"M","pid":{},"tid":{},"args":{{{}}}}})", what, rank,
                      thread, argument);
-}
-
-// False with errno where the system refuses.
-bool write_all(int file, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t wrote = ::write(file, bytes.data(), bytes.size());
-    if (wrote < 0 && errno == EINTR) continue;
-    if (wrote < 0) return false;
-    bytes.remove_prefix(static_cast<std::size_t>(wrote));
-  }
-  return true;
-}
-
-// The whole of it or, when an Error says why, what was there before. What is no file (a pipe) takes
-// the bytes as they come.
-void write_file(const std::string& path, std::string_view bytes) {
-  std::error_code none;
-  const auto kind = std::filesystem::status(path, none).type();
-  const bool in_place =
-      kind != std::filesystem::file_type::not_found && kind != std::filesystem::file_type::regular;
-  const std::string written = in_place ? path : fmt::format("{}.partial-{}", path, ::getpid());
-  const auto refuse = [&](const char* call) {
-    const int error = errno;
-    if (!in_place) ::unlink(written.c_str());
-    fail(ErrorCode::runtime, "trace {} cannot be written: {}", path, describe_errno(call, error));
-  };
-  const int file =
-      ::open(written.c_str(), O_WRONLY | O_CLOEXEC | (in_place ? 0 : O_CREAT | O_TRUNC), 0666);
-  if (file < 0) refuse("open");
-  const bool whole = write_all(file, bytes);
-  const int error = errno;
-  const bool closed = ::close(file) == 0;
-  if (!whole) errno = error;
-  if (!whole || !closed) refuse(whole ? "close" : "write");
-  if (!in_place && ::rename(written.c_str(), path.c_str()) != 0) refuse("rename");
 }
 
 }  // namespace
@@ -322,8 +288,9 @@ void write_trace(const Context& context, StepRecorder& recorder, const std::stri
   recorder.complete();
   const std::vector<StepRecord> records = gather_records(context, recorder.last());
   if (!context.is_main()) return;
-  write_file(file, trace_begin() + trace_names(context.world_size()) +
-                       trace_events(records, recorder.units()) + trace_end());
+  write_output("trace " + file, file,
+               trace_begin() + trace_names(context.world_size()) +
+                   trace_events(records, recorder.units()) + trace_end());
 }
 
 }  // namespace tessera

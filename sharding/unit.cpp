@@ -216,15 +216,6 @@ void Unit::write_part(std::size_t segment_index, const std::byte* in, std::int64
   }
 }
 
-std::vector<comm::GatheredRange> Unit::gathered_ranges(Part part) const {
-  std::vector<comm::GatheredRange> ranges;
-  for (const auto& segment : layout_.segments()) {
-    if (part == Part::trainable && !segment.trainable) continue;
-    ranges.push_back({segment.byte_offset, segment.bytes()});
-  }
-  return ranges;
-}
-
 void Unit::create_gradient_views(DType dtype) {
   gradient_dtype_ = dtype;
   gradients_ = Storage::lent(
@@ -254,6 +245,12 @@ void Unit::zero_gradient_gaps() {
 bool Unit::received_gradient() const {
   return std::any_of(views_.begin(), views_.end(),
                      [](const Tensor& view) { return view.impl()->grad_ready; });
+}
+
+bool Unit::gradient_is_complete() const {
+  return std::all_of(views_.begin(), views_.end(), [](const Tensor& view) {
+    return view.impl()->grad_ready || !view.impl()->requires_grad;
+  });
 }
 
 void Unit::complete_gradient() {

@@ -54,8 +54,6 @@ class Unit {
   // dtype, in the calling thread's current queue. The point from which on masters on the host may
   // be written again; null: now.
   PointHandle write_share(std::byte* buffer, Part part) const;
-  // Those segments in the flat buffer.
-  [[nodiscard]] std::vector<comm::GatheredRange> gathered_ranges(Part part) const;
 
   // The lent storage behind the views.
   [[nodiscard]] const std::shared_ptr<Storage>& parameter_storage() const { return parameters_; }
@@ -71,6 +69,8 @@ class Unit {
   void zero_gradient_gaps();
   // Whether backward has written a gradient since the last forget_gradient().
   [[nodiscard]] bool received_gradient() const;
+  // Whether every parameter got one.
+  [[nodiscard]] bool gradient_is_complete() const;
   // Zeroes parameters that got no gradient.
   void complete_gradient();
   // Marks the views as without gradient; touches no memory.

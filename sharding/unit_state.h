@@ -2,11 +2,15 @@
 // what is under way.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "engine/stream.h"
+#include "engine/tensor.h"
 #include "sharding/comm/communicator.h"
+#include "sharding/reshard.h"
 
 namespace tessera {
 
@@ -18,7 +22,18 @@ enum class ParameterState : std::uint8_t { sharded, gathering, gathered };
 enum class BufferOwner : std::uint8_t {
   unit,   // keeps it: UnitState::own_parameters
   pool,   // units take turns
-  scope,  // made for an unsharded() scope
+  scope,  // made for an unsharded() scope, or for an unshard() that found no other
+};
+
+class Unit;
+
+// Memory in which units take turns, and the ranks that gather in it.
+struct ParameterPool {
+  std::shared_ptr<comm::Communicator> ranks;  // used on the gather stream
+  std::size_t bytes = 0;                      // of a buffer
+  std::size_t scratch = 0;                    // that the communicator has made
+  std::vector<std::shared_ptr<comm::Buffer>> free;
+  std::vector<Unit*> units;  // that have a buffer of it, the longest first
 };
 
 // Memory of gradients, and from when on it may be written again.
@@ -27,13 +42,27 @@ struct GradientMemory {
   Event writable;
 };
 
+// What a gather publishes, and how many bytes of it come from other ranks.
+struct GatherRanges {
+  std::vector<comm::GatheredRange> ranges;
+  std::uint64_t bytes = 0;
+};
+
 struct UnitState {
+  ReshardPlan reshard;
+  GatherRanges whole, trainable;  // of the whole unit, and of what optimizers change
+  GatherRanges from_parts;        // of the whole unit, from what fewer ranks keep
   ParameterState parameters = ParameterState::sharded;
   std::shared_ptr<comm::Buffer> parameter_buffer;  // while gathering or gathered
   BufferOwner owner = BufferOwner::unit;           // of parameter_buffer
+  ParameterPool* pool = nullptr;                   // where that is the pool
   std::shared_ptr<comm::Buffer> own_parameters;    // of units that do not share the pool
   bool own_has_frozen = false;                     // it holds the frozen segments, gathered or not
   std::shared_ptr<comm::Buffer> scope_parameters;  // kept for the next unsharded() scope
+  Tensor part;                                     // what this rank keeps of a resharded unit
+  bool part_is_set = false;                        // with what the parameters are now
+  bool expected = false;                           // gathered ahead, and the schedule comes to it
+  bool asked_for = false;                          // by unshard(), and not used yet
   Event gathered;
   comm::Phase gather_phase = comm::Phase::other;  // what for
   PointHandle uploaded;  // by then a gather, which has been awaited, has read masters on the host

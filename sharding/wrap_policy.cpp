@@ -31,7 +31,8 @@ void choose_classes(const ModuleTree& tree, const WrapPolicy& policy, Chosen& ch
   }
 }
 
-void choose_listed(const ModuleTree& tree, const WrapPolicy& policy, Chosen& chosen) {
+void choose_listed(const ModuleTree& tree, const WrapPolicy& policy, const IgnoredModules& ignored,
+                   Chosen& chosen) {
   std::unordered_map<std::string, std::size_t> by_name;
   std::vector<std::string> names;
   for (const auto& entry : tree.modules()) {
@@ -43,18 +44,24 @@ void choose_listed(const ModuleTree& tree, const WrapPolicy& policy, Chosen& cho
     TESSERA_CHECK(found != by_name.end(), ErrorCode::configuration,
                   "no module \"{}\" in the model; its modules are {}", wanted,
                   fmt::join(names, ", "));
+    TESSERA_CHECK(!ignored.contain(tree.modules()[found->second].module), ErrorCode::configuration,
+                  "module {} is to be a unit and is ignored; leave it out of one of the lists",
+                  wanted);
     chosen[found->second] = true;
   }
 }
 
 // Innermost first: a module becomes a unit when what it alone is around, without the units inside,
 // reaches the minimum; what cannot be a unit leaves its parameters to the module around it.
-void choose_by_size(const ModuleTree& tree, std::int64_t minimum, Chosen& chosen) {
+void choose_by_size(const ModuleTree& tree, std::int64_t minimum, const IgnoredModules& ignored,
+                    Chosen& chosen) {
   TESSERA_CHECK(minimum > 0, ErrorCode::configuration,
                 "SIZE_BASED_WRAP needs a positive number of parameters, got {}", minimum);
   std::vector<std::int64_t> rest(tree.modules().size(), 0);
   for (const OwnedParameter& parameter : tree.parameters()) {
-    rest[tree.around_all(parameter)] += parameter.tensor.elements();
+    if (!ignored.contain(parameter)) {
+      rest[tree.around_all(parameter)] += parameter.tensor.elements();
+    }
   }
   for (auto it = tree.outermost_first().rbegin(); it != tree.outermost_first().rend(); ++it) {
     const ModuleTree::Entry& entry = tree.modules()[*it];
@@ -68,7 +75,8 @@ void choose_by_size(const ModuleTree& tree, std::int64_t minimum, Chosen& chosen
 
 }  // namespace
 
-std::vector<UnitModule> choose_units(nn::Module& root, const WrapPolicy& policy) {
+std::vector<UnitModule> choose_units(nn::Module& root, const WrapPolicy& policy,
+                                     const IgnoredModules& ignored) {
   const ModuleTree tree(root);
   Chosen chosen(tree.modules().size(), false);
   switch (policy.kind) {
@@ -78,10 +86,10 @@ std::vector<UnitModule> choose_units(nn::Module& root, const WrapPolicy& policy)
       choose_classes(tree, policy, chosen);
       break;
     case WrapKind::list:
-      choose_listed(tree, policy, chosen);
+      choose_listed(tree, policy, ignored, chosen);
       break;
     case WrapKind::size:
-      choose_by_size(tree, policy.min_parameters, chosen);
+      choose_by_size(tree, policy.min_parameters, ignored, chosen);
       break;
   }
   chosen[0] = true;
@@ -89,6 +97,7 @@ std::vector<UnitModule> choose_units(nn::Module& root, const WrapPolicy& policy)
   std::vector<std::size_t> unit_of(tree.modules().size(), 0);  // the innermost around each module
   for (std::size_t i = 0; i < tree.modules().size(); ++i) {
     const ModuleTree::Entry& entry = tree.modules()[i];
+    if (ignored.contain(entry.module)) chosen[i] = false;
     if (!chosen[i]) continue;
     TESSERA_CHECK(!entry.inside_fused, ErrorCode::configuration,
                   "module {} cannot be a unit: a module around it uses its parameters in a fused "
@@ -105,6 +114,7 @@ std::vector<UnitModule> choose_units(nn::Module& root, const WrapPolicy& policy)
     if (!chosen[i]) unit_of[i] = unit_of[tree.modules()[i].around];
   }
   for (const OwnedParameter& parameter : tree.parameters()) {
+    if (ignored.contain(parameter)) continue;
     units[unit_of[tree.around_all(parameter)]].parameters.push_back(parameter);
   }
   return units;

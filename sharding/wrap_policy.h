@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "sharding/ignored_modules.h"
 #include "sharding/module_tree.h"
 
 namespace tessera {
@@ -41,11 +42,14 @@ struct WrapPolicy {
 // A module without a forward (a list), or with parameters that a module around it uses in a fused
 // operation, is never chosen by size, and refused when it is named. A class or module that is
 // nowhere in the tree is an Error(configuration) that lists what there is.
+//
+// Ignored modules become no units, and no unit has their parameters; to list one is refused.
 struct UnitModule {
   std::string name;  // "" for the root
   nn::Module* module = nullptr;
   std::vector<OwnedParameter> parameters;
 };
-std::vector<UnitModule> choose_units(nn::Module& root, const WrapPolicy& policy);
+std::vector<UnitModule> choose_units(nn::Module& root, const WrapPolicy& policy,
+                                     const IgnoredModules& ignored = {});
 
 }  // namespace tessera

@@ -33,6 +33,7 @@ class NextToken final : public Task {
     {
       const DeviceGuard deferred(Device::meta());  // each rank draws its own shard only
       model_ = models::make_language_model(options_.model, options_.model_source);
+      if (options_.adapt) options_.adapt(*model_);
     }
     TESSERA_CHECK(model_->vocabulary() >= options_.tokenizer->vocabulary_size(),
                   ErrorCode::configuration,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -25,8 +26,9 @@ struct NextTokenOptions {
 
   nlohmann::json model;  // Hugging Face's config.json
   bool pretrained = false;
-  bool takes_vocabulary = false;  // `model` has no vocab_size but the data's
-  std::string model_source;       // and where it came from
+  std::function<void(models::Model&)> adapt = {};  // what the built model gets besides, on `meta`
+  bool takes_vocabulary = false;                   // `model` has no vocab_size but the data's
+  std::string model_source;                        // and where it came from
   // Where the run's settings and their keys stand, for messages.
   std::string source, train_place, seq_len_place;
 };

@@ -44,7 +44,8 @@ function(tessera_removed_wait_tests)
     tessera_add_emulated_test(cuda/removed_wait_test "TESSERA_EMULATOR_STREAMS=lazy" cuda_tests removed_wait_test)
     return()
   endif()
-  foreach(wait IN ITEMS none compute_for_gather gather_for_compute reduce_for_compute compute_for_reduce)
+  foreach(wait IN ITEMS none compute_for_gather gather_for_compute reduce_for_compute compute_for_reduce
+               all_reduce_for_reduce compute_for_all_reduce reduce_for_all_reduce)
     set(test cuda/removed_wait.${wait})
     if(wait STREQUAL "none")
       set(filter RemovedWait.NoneIsMissing)
@@ -79,8 +80,10 @@ function(tessera_device_tests floor name)
   endif()
   # Queues of a GPU may run in any order that their waits allow: those that show the most.
   set(orders threads)
-  if(name MATCHES "^(strategies|offload_device|activation_offload|comm_device|runtime_streams)_test$" AND NOT TESSERA_SANITIZE)
+  if(name MATCHES "^(strategies|comm_device|runtime_streams)_test$" AND NOT TESSERA_SANITIZE)
     set(orders threads lazy seeded:7)
+  elseif(name MATCHES "^(offload_device|activation_offload)_test$" AND NOT TESSERA_SANITIZE)
+    set(orders threads lazy)  # whose waits are those of the strategies, and copies that are late
   elseif(name MATCHES "^(access_checker|cublas_lt)_test$" AND TESSERA_SANITIZE MATCHES "thread")
     set(orders inline)  # what they leave unordered for the checker to find must not be a race
   endif()

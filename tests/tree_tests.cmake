@@ -45,6 +45,14 @@ add_test(NAME cli/random_recipes
          COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/scripts/random-recipes --seconds 30 --seed 1
                  --program $<TARGET_FILE:tessera_program>)
 set_tests_properties(cli/random_recipes PROPERTIES LABELS "cli;slow" TIMEOUT 600 PROCESSORS 2)
+# Hosts that are network namespaces: where the machine lets them be made.
+foreach(part IN ITEMS faults bits)
+  add_test(NAME several_hosts/${part}
+           COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/scripts/several-hosts ${part}
+                   --program $<TARGET_FILE:tessera_program> --ranks $<TARGET_FILE:control_ranks>)
+  set_tests_properties(several_hosts/${part} PROPERTIES LABELS "several_hosts;slow" TIMEOUT 900 PROCESSORS 2
+                       SKIP_RETURN_CODE 77)
+endforeach()
 if(TARGET emulated_tessera)
   add_test(NAME cuda/random_recipes
            COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/scripts/random-recipes --seconds 30 --seed 1
@@ -65,7 +73,14 @@ if(TESSERA_EXAMPLES)
   set_tests_properties(consumer/own_module_example PROPERTIES LABELS "consumer;quick" TIMEOUT 120 PROCESSORS 2)
   add_test(NAME consumer/own_encoder_example
            COMMAND ${CMAKE_BINARY_DIR}/tessera launch --nproc-per-node 2 -- ${CMAKE_BINARY_DIR}/examples/own_encoder)
+  add_test(NAME consumer/own_adapter_example
+           COMMAND ${CMAKE_BINARY_DIR}/tessera launch --nproc-per-node 2 -- ${CMAKE_BINARY_DIR}/examples/own_adapter
+                   ${CMAKE_BINARY_DIR}/own-adapter)
+  set_tests_properties(consumer/own_adapter_example PROPERTIES LABELS "consumer;quick" TIMEOUT 120 PROCESSORS 2)
   set_tests_properties(consumer/own_encoder_example PROPERTIES LABELS "consumer;quick" TIMEOUT 120 PROCESSORS 2)
+  add_test(NAME consumer/ring_example
+           COMMAND ${CMAKE_BINARY_DIR}/tessera launch --nproc-per-node 3 -- ${CMAKE_BINARY_DIR}/examples/ring)
+  set_tests_properties(consumer/ring_example PROPERTIES LABELS "consumer;quick" TIMEOUT 120 PROCESSORS 2)
   add_test(NAME consumer/sequence_model_example
            COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/consumer/sequence_model_test.py
                    ${CMAKE_BINARY_DIR}/tessera ${CMAKE_BINARY_DIR}/examples/sequence_model)

@@ -7,12 +7,15 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <thread>
 
 #include "bench/kernels/rows.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/checksum.h"
 #include "checkpoint/file.h"
 #include "checkpoint/snapshot.h"
+#include "engine/memory.h"
+#include "kernels/base/parallel.h"
 #include "sharding/comm/world.h"
 
 namespace tessera::bench {
@@ -30,19 +33,27 @@ double passed_seconds(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// Memory as a run's tensors have it, on huge pages where the system gives them. Of `value`.
+std::shared_ptr<std::byte> pool_memory(std::size_t bytes, int value) {
+  std::shared_ptr<std::byte> memory = MemoryPool::current(Device::cpu())->allocate(bytes);
+  std::memset(memory.get(), value, bytes);
+  return memory;
+}
+
 // A rank's shard of `layers` tensors and two moments for each.
 struct Shard {
   State state;
-  std::vector<float> memory;
+  std::shared_ptr<std::byte> memory;
 
   Shard(std::int64_t elements, int rank, int world) {
     const std::int64_t part = (elements + world - 1) / world;
     const std::int64_t first = std::min(elements, part * rank);
     const std::int64_t count = std::min(part, elements - first);
-    memory.resize(static_cast<std::size_t>(count * layers * 3), 0.5f);
-    std::int64_t next = 0;
+    const auto bytes = static_cast<std::size_t>(count) * sizeof(float);
+    memory = pool_memory(bytes * layers * 3, 63);
+    std::size_t next = 0;
     const auto add = [&](std::vector<checkpoint::LogicalTensor>& list, const std::string& name) {
-      auto* data = reinterpret_cast<std::byte*>(memory.data() + next * count);
+      auto* data = memory.get() + next * bytes;
       list.push_back({name, DType::float32, {elements}, {{first, count, data}}});
       ++next;
     };
@@ -67,7 +78,7 @@ class CheckpointBench {
         bytes_(static_cast<std::uint64_t>(elements_) * 4 * 3 * layers),
         folder_(fs::path(options.folder) / fmt::format("tessera-kernels-bench-{}", getpid())),
         block_(std::size_t{1} << 20, std::byte{63}),
-        memory_(static_cast<std::size_t>(bytes_), std::byte{63}) {
+        memory_(pool_memory(static_cast<std::size_t>(bytes_), 63)) {
     fs::create_directories(folder_);
   }
   ~CheckpointBench() {
@@ -99,17 +110,18 @@ class CheckpointBench {
   void read_file(bool with_checksum) {
     const File file = File::open_for_reading(folder_ / "plain");
     std::uint64_t sum = 0;
-    for (std::size_t done = 0; done < memory_.size(); done += block_.size()) {
-      const std::size_t part = std::min(block_.size(), memory_.size() - done);
-      file.read_at(done, memory_.data() + done, part);
-      if (with_checksum) sum ^= checkpoint::checksum(memory_.data() + done, part);
+    for (std::uint64_t done = 0; done < bytes_; done += block_.size()) {
+      const auto part =
+          static_cast<std::size_t>(std::min<std::uint64_t>(block_.size(), bytes_ - done));
+      file.read_at(done, memory_.get() + done, part);
+      if (with_checksum) sum ^= checkpoint::checksum(memory_.get() + done, part);
     }
     benchmark::DoNotOptimize(sum);
   }
   void plain_copy() {
-    copied_.resize(memory_.size());
-    std::memcpy(copied_.data(), memory_.data(), memory_.size());
-    benchmark::DoNotOptimize(copied_.data());
+    if (!copied_) copied_ = pool_memory(static_cast<std::size_t>(bytes_), 0);
+    std::memcpy(copied_.get(), memory_.get(), static_cast<std::size_t>(bytes_));
+    benchmark::DoNotOptimize(copied_.get());
     benchmark::ClobberMemory();
   }
   // Page cache that was just freed is several times cheaper to fill than memory that nobody has
@@ -122,7 +134,9 @@ class CheckpointBench {
   // before.
   double on_ranks(const RankWork& work, const RankWork& prepare = {}) const {
     double seconds = 0;
+    const int cores = static_cast<int>(std::thread::hardware_concurrency());
     comm::run_local(world_, [&](const auto& communicator) {
+      set_compute_threads(std::max(1, cores / world_));
       Shard shard(elements_, communicator->rank(), world_);
       if (prepare) prepare(*communicator, shard.state);
       communicator->barrier();
@@ -158,7 +172,8 @@ class CheckpointBench {
   std::int64_t elements_;
   std::uint64_t bytes_;
   fs::path folder_;
-  std::vector<std::byte> block_, memory_, copied_;
+  std::vector<std::byte> block_;
+  std::shared_ptr<std::byte> memory_, copied_;
 };
 
 struct CheckpointRow {

@@ -92,6 +92,31 @@ void rows_of_reduce_ranks(Rows& to) {
   add(2, float32, true);
 }
 
+void rows_of_wire(Rows& to) {
+  for (const WireFormat format : {WireFormat::bf16, WireFormat::int8, WireFormat::fp8_e4m3}) {
+    const auto add = [&](WireStep step, const char* name) {
+      to.add(fmt::format("{}/{}", name_of(format), name), [=](Memory& memory) {
+        const Wire work{.step = step,
+                        .format = format,
+                        .in = memory.random(segment, float32),
+                        .out = memory.random(segment, float32),
+                        .payload = memory.random(segment, bfloat16),
+                        .scales = memory.random(segment / wire_block, float32),
+                        .n = segment,
+                        .in_dtype = float32,
+                        .out_dtype = float32};
+        return Work{[=] { cpu::wire(work); },
+                    each(step == WireStep::round
+                             ? 8
+                             : 4 + static_cast<double>(wire_bytes(format, segment)) / segment)};
+      });
+    };
+    add(WireStep::encode, "encode");
+    add(WireStep::decode, "decode");
+    add(WireStep::round, "round");
+  }
+}
+
 void rows_of_dropout(Rows& to) {
   for (const DType dtype : {float32, bfloat16}) {
     to.add(std::string(name_of(dtype)), [dtype](Memory& memory) {

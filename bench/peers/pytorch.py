@@ -28,7 +28,8 @@ def config_of(job):
             config = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise common.Refused(f"{path} cannot be read: {error}") from error
-        return config | {key: value for key, value in own.items() if key.endswith(("_pdrop", "_dropout"))}
+        rates = {key: own["dropout"] for key in config if key.endswith(("_pdrop", "_dropout")) and "dropout" in own}
+        return config | rates | {key: value for key, value in own.items() if key.endswith(("_pdrop", "_dropout"))}
     config = dict(own, model_type=own.get("architecture", "gpt2"))
     config.setdefault("vocab_size", 256)  # of the tokenizer `bytes`
     config.setdefault("n_positions", own.get("seq_len", 256))

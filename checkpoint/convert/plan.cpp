@@ -30,12 +30,10 @@ constexpr std::uint64_t config_limit = std::uint64_t{16} << 20;
 constexpr std::int64_t compare_bytes = std::int64_t{1} << 20;
 
 nlohmann::json parse_config(const Contents& contents) {
-  if (const auto text = contents.texts.find("config.json"); text != contents.texts.end()) {
-    return parse_json(text->second, "config.json");
-  }
-  const auto file = contents.files.find("config.json");
-  if (file == contents.files.end()) return {};
-  return parse_json(read_file(file->second, config_limit), file->second.string());
+  const std::optional<std::string> text = model_config_text(contents);
+  if (!text) return {};
+  const bool made = contents.texts.contains("config.json");
+  return parse_json(*text, made ? "config.json" : contents.files.at("config.json").string());
 }
 
 std::string model_type_of(const nlohmann::json& config) {
@@ -318,6 +316,15 @@ class Planner {
 };
 
 }  // namespace
+
+std::optional<std::string> model_config_text(const Contents& contents) {
+  if (const auto text = contents.texts.find("config.json"); text != contents.texts.end()) {
+    return text->second;
+  }
+  const auto file = contents.files.find("config.json");
+  if (file == contents.files.end()) return std::nullopt;
+  return read_file(file->second, config_limit);
+}
 
 std::uint64_t bytes_of(const TensorInfo& tensor) {
   return static_cast<std::uint64_t>(element_count(tensor.shape, tensor.name)) *

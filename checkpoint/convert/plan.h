@@ -2,6 +2,7 @@
 // the files.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,9 @@ struct ConversionPlan {
 // not those of a program that uses Tessera.
 ConversionPlan plan_conversion(formats::Source& source, const formats::Format& target,
                                const ConvertOptions& options, bool foreign);
+
+// Of the model, where there is one.
+std::optional<std::string> model_config_text(const formats::Contents& contents);
 
 std::uint64_t bytes_of(const formats::TensorInfo& tensor);
 

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <array>
@@ -22,6 +21,7 @@
 #include "checkpoint/file.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/transfer.h"
+#include "checkpoint/xxh3.h"
 #include "kernels/base/error.h"
 #include "kernels/registry.h"
 

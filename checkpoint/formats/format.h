@@ -39,7 +39,8 @@ struct Contents {
   // Of training: "step" (optimizer steps done, where the format tells), and what else Tessera's
   // manifests keep. Empty: weights alone.
   Scalars scalars;
-  // Small files that belong to the model, by plain name: config.json, tokenizer.json ...
+  // Small files that belong to the model, by plain name: config.json, tokenizer.json ... or in a
+  // folder: 1_Pooling/config.json.
   std::map<std::string, std::filesystem::path> files;
   // Names that stand for another tensor's memory, to it (tied weights).
   std::map<std::string, std::string> aliases;

@@ -62,6 +62,7 @@ class HuggingFaceSource final : public Source {
                                    place.first->path().filename().string()});
       places_.push_back(place);
     }
+    for (const auto& module : modules_) add_tensors_of(*module);
     if (folder_.files.size() > 1) {
       contents_.notes.push_back(fmt::format("{} numbered files", folder_.files.size()));
     }
@@ -106,14 +107,51 @@ class HuggingFaceSource final : public Source {
   }
 
  private:
+  // The modules behind a Sentence Transformers' encoder: their weights are tensors of the model,
+  // under the folder's name.
+  void add_modules(const fs::path& folder) {
+    std::error_code error;
+    const std::string name = folder.filename().string();
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
+      const std::string inner = entry.path().filename().string();
+      if (inner == hugging_face_file) {
+        modules_.push_back(std::make_unique<SafetensorsFile>(entry.path()));
+        continue;
+      }
+      if (inner.starts_with('.') || !is_plain_name(inner) || !entry.is_regular_file(error) ||
+          entry.file_size(error) > small_file) {
+        continue;
+      }
+      contents_.files[name + "/" + inner] = entry.path();
+    }
+  }
+
+  void add_tensors_of(const SafetensorsFile& module) {
+    const std::string folder = module.path().parent_path().filename().string();
+    for (const TensorEntry& entry : module.header().tensors()) {
+      TESSERA_CHECK(!folder_.tensors.contains(folder + "." + entry.name), ErrorCode::checkpoint,
+                    "'{}' holds '{}', and {} has '{}.{}'", module.path().string(), entry.name,
+                    hugging_face_file, folder, entry.name);
+      contents_.tensors.push_back({Part::model, folder + "." + entry.name, entry.stored,
+                                   entry.shape, folder + "/" + hugging_face_file});
+      places_.emplace_back(&module, &entry);
+    }
+  }
+
   void add_files(const fs::path& folder) {
     std::error_code error;
+    const bool of_modules = fs::exists(folder / "modules.json", error);
     for (const fs::directory_entry& entry : fs::directory_iterator(folder, error)) {
       const std::string name = entry.path().filename().string();
+      if (of_modules && is_numbered_module(name) && entry.is_directory(error)) {
+        add_modules(entry.path());
+        continue;
+      }
       const bool wanted = std::find(carried.begin(), carried.end(),
                                     entry.path().extension().string()) != carried.end();
-      if (!wanted || name.starts_with('.') || name.ends_with(".index.json") ||
-          !entry.is_regular_file(error) || entry.file_size(error) > small_file) {
+      if (!wanted || name.starts_with('.') || !is_plain_name(name) ||
+          name.ends_with(".index.json") || !entry.is_regular_file(error) ||
+          entry.file_size(error) > small_file) {
         continue;
       }
       contents_.files[name] = entry.path();
@@ -121,6 +159,7 @@ class HuggingFaceSource final : public Source {
   }
 
   HuggingFaceFolder folder_;
+  std::vector<std::unique_ptr<SafetensorsFile>> modules_;  // of folders in it
   Contents contents_;
   std::vector<std::pair<const SafetensorsFile*, const TensorEntry*>> places_;
 };
@@ -132,12 +171,14 @@ class HuggingFaceSink final : public Sink {
     const PartSpecs part = specs_of_part(contents, Part::model, "safetensors");
     TESSERA_CHECK(part.specs.size() == contents.tensors.size(), ErrorCode::checkpoint,
                   "a Hugging Face folder holds weights alone; ask for --weights-only");
-    const PlannedTensors plan = plan_tensor_files("model", part.specs, options.max_file_size);
+    const PlannedTensors plan =
+        plan_tensor_files("model", part.specs, options.max_file_size, module_folders(contents));
     for (const auto& file : plan.files) {
+      make_module_folder(folder_ / file.name);
       const std::size_t number = files_.add(folder_ / file.name, file.bytes);
       files_.write_at(number, 0, file.header.data(), file.header.size());
     }
-    if (plan.files.size() > 1) index_ = index_text(plan, part.specs);
+    index_ = index_text(plan, part.specs);
     places_ = plan.places;
     done_.resize(places_.size());
   }

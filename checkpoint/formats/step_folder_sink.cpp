@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "checkpoint/formats/streamed_file.h"
@@ -49,6 +50,7 @@ class StepSink final : public Sink {
 
   void finish() override {
     manifest_.files = files_.finish();
+    for (std::size_t i = 0; i < names_.size(); ++i) manifest_.files[i].name = names_[i];
     for (const auto& [name, text] : texts_) {
       write_file(folder_ / name, text);
       manifest_.files.push_back(record_of(name));
@@ -80,15 +82,20 @@ class StepSink final : public Sink {
 
   std::size_t add_file(const std::string& name, const std::string& header, std::uint64_t bytes) {
     const std::size_t file = files_.add(folder_ / name, bytes);
+    names_.push_back(name);
     files_.write_at(file, 0, header.data(), header.size());
     return file;
   }
 
   Section add_full(const std::string& stem, const PartSpecs& part, std::uint64_t max_file_size) {
-    const PlannedTensors plan = plan_tensor_files(stem, part.specs, max_file_size);
+    const bool of_model = stem == "model";
+    const PlannedTensors plan =
+        plan_tensor_files(stem, part.specs, max_file_size,
+                          of_model ? module_folders(contents_) : std::set<std::string>());
     Section section;
     std::vector<std::size_t> numbers;
     for (const auto& file : plan.files) {
+      make_module_folder(folder_ / file.name);
       numbers.push_back(add_file(file.name, file.header, file.bytes));
       section.files.push_back(file.name);
     }
@@ -96,8 +103,8 @@ class StepSink final : public Sink {
       runs_[part.tensors[i]].push_back({numbers[plan.places[i].file], plan.places[i].offset, 0,
                                         element_count(part.specs[i].shape, part.specs[i].name)});
     }
-    if (plan.files.size() > 1) {
-      texts_[stem + ".safetensors.index.json"] = index_text(plan, part.specs);
+    if (std::string index = index_text(plan, part.specs); !index.empty()) {
+      texts_[stem + ".safetensors.index.json"] = std::move(index);
     }
     return section;
   }
@@ -147,6 +154,7 @@ class StepSink final : public Sink {
   const Contents& contents_;
   Manifest manifest_;
   StreamedFiles files_;
+  std::vector<std::string> names_;            // of them, in the folder
   std::map<std::string, std::string> texts_;  // indexes
   std::vector<std::vector<PlacedRun>> runs_;  // of each tensor, by rising first
   std::vector<std::int64_t> done_;            // elements of each tensor

@@ -2,15 +2,16 @@
 #include "checkpoint/formats/streamed_file.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 
 #include "checkpoint/hugging_face.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/xxh3.h"
 #include "kernels/base/error.h"
 
 namespace tessera::checkpoint::formats {
@@ -158,11 +159,28 @@ std::vector<FileRecord> StreamedFiles::finish() {
   return records;
 }
 
+namespace {
+
+// The folder among these that a tensor is of; empty: none.
+std::string folder_of_tensor(const std::string& name, const std::set<std::string>& folders) {
+  const std::string first = name.substr(0, name.find('.'));
+  return first.size() < name.size() && folders.contains(first) ? first : std::string();
+}
+
+}  // namespace
+
 PlannedTensors plan_tensor_files(const std::string& stem, const std::vector<TensorSpec>& specs,
-                                 std::uint64_t max_file_size) {
+                                 std::uint64_t max_file_size,
+                                 const std::set<std::string>& folders) {
   std::vector<std::vector<std::size_t>> groups(1);
+  std::map<std::string, std::vector<std::size_t>> apart;
   std::uint64_t filled = 0;
   for (std::size_t i = 0; i < specs.size(); ++i) {
+    const std::string folder = folder_of_tensor(specs[i].name, folders);
+    if (!folder.empty()) {
+      apart[folder].push_back(i);
+      continue;
+    }
     const std::uint64_t bytes = bytes_of_spec(specs[i]);
     if (max_file_size > 0 && !groups.back().empty() && filled + bytes > max_file_size) {
       groups.emplace_back();
@@ -173,17 +191,28 @@ PlannedTensors plan_tensor_files(const std::string& stem, const std::vector<Tens
   }
   PlannedTensors plan;
   plan.places.resize(specs.size());
-  for (std::size_t g = 0; g < groups.size(); ++g) {
+  const auto add = [&](const std::vector<std::size_t>& group, std::string name,
+                       std::size_t of_folder) {
     std::vector<TensorSpec> of_file;
-    for (const std::size_t i : groups[g]) of_file.push_back(specs[i]);
-    ComposedHeader header = compose_safetensors_header(of_file);
-    for (std::size_t k = 0; k < groups[g].size(); ++k) {
-      plan.places[groups[g][k]] = {g, header.offsets[k]};
+    for (const std::size_t i : group) {
+      of_file.push_back(specs[i]);
+      of_file.back().name.erase(0, of_folder);
     }
-    std::string name = groups.size() == 1 ? stem + ".safetensors"
-                                          : fmt::format("{}-{:05}-of-{:05}.safetensors", stem,
-                                                        g + 1, groups.size());
+    ComposedHeader header = compose_safetensors_header(of_file);
+    for (std::size_t k = 0; k < group.size(); ++k) {
+      plan.places[group[k]] = {plan.files.size(), header.offsets[k]};
+    }
     plan.files.push_back({std::move(name), std::move(header.bytes), header.file_bytes});
+  };
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    add(groups[g],
+        groups.size() == 1
+            ? stem + ".safetensors"
+            : fmt::format("{}-{:05}-of-{:05}.safetensors", stem, g + 1, groups.size()),
+        0);
+  }
+  for (const auto& [folder, group] : apart) {
+    add(group, fmt::format("{}/{}.safetensors", folder, stem), folder.size() + 1);
   }
   return plan;
 }
@@ -191,13 +220,44 @@ PlannedTensors plan_tensor_files(const std::string& stem, const std::vector<Tens
 std::string index_text(const PlannedTensors& plan, const std::vector<TensorSpec>& specs) {
   nlohmann::json weight_map = nlohmann::json::object();
   std::uint64_t total = 0;
+  std::set<std::size_t> files;
   for (std::size_t i = 0; i < specs.size(); ++i) {
-    weight_map[specs[i].name] = plan.files[plan.places[i].file].name;
+    const std::string& file = plan.files[plan.places[i].file].name;
+    if (file.find('/') != std::string::npos) continue;
+    files.insert(plan.places[i].file);
+    weight_map[specs[i].name] = file;
     total += bytes_of_spec(specs[i]);
   }
+  if (files.size() < 2) return {};
   const nlohmann::json index{{"metadata", {{"total_size", total}}},
                              {"weight_map", std::move(weight_map)}};
   return index.dump(2) + '\n';
+}
+
+bool is_numbered_module(const std::string& name) {
+  const auto digits = name.find_first_not_of("0123456789");
+  return digits != 0 && digits != std::string::npos && name[digits] == '_';
+}
+
+std::set<std::string> module_folders(const Contents& contents) {
+  const auto holds = [&](const std::string& file) {
+    return contents.files.contains(file) || contents.texts.contains(file);
+  };
+  std::set<std::string> folders;
+  if (!holds("modules.json")) return folders;
+  for (const TensorInfo& tensor : contents.tensors) {
+    const std::string first = tensor.name.substr(0, tensor.name.find('.'));
+    if (tensor.part == Part::model && first.size() < tensor.name.size() &&
+        is_numbered_module(first) && is_plain_name(first) && holds(first + "/config.json")) {
+      folders.insert(first);
+    }
+  }
+  return folders;
+}
+
+void make_module_folder(const fs::path& file) {
+  std::error_code error;
+  if (!fs::is_directory(file.parent_path(), error)) create_folder(file.parent_path());
 }
 
 PartSpecs specs_of_part(const Contents& contents, Part part, const char* format) {
@@ -217,17 +277,25 @@ PartSpecs specs_of_part(const Contents& contents, Part part, const char* format)
 
 std::vector<std::string> carry_files(const Contents& contents, const fs::path& folder) {
   std::set<std::string> names;
+  std::set<fs::path> folders;
   std::error_code error;
+  const auto make_folder_of = [&](const std::string& name) {
+    TESSERA_REQUIRE(is_member_name(name), "'{}' is not a file name of a checkpoint", name);
+    const fs::path parent = (folder / name).parent_path();
+    if (parent == folder || !folders.insert(parent).second) return;
+    if (!fs::is_directory(parent, error)) create_folder(parent);
+  };
   for (const auto& [name, text] : contents.texts) {
-    TESSERA_REQUIRE(is_plain_name(name), "'{}' is not a plain file name", name);
+    make_folder_of(name);
     if (!fs::exists(fs::symlink_status(folder / name, error))) write_file(folder / name, text);
     names.insert(name);
   }
   for (const auto& [name, path] : contents.files) {
-    TESSERA_REQUIRE(is_plain_name(name), "'{}' is not a plain file name", name);
+    make_folder_of(name);
     if (!fs::exists(fs::symlink_status(folder / name, error))) copy_small_file(path, folder / name);
     names.insert(name);
   }
+  for (const fs::path& made : folders) sync_folder(made);
   return {names.begin(), names.end()};
 }
 

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -83,10 +84,12 @@ struct PlannedTensors {
 
 // "<stem>.safetensors", or "<stem>-00001-of-0000N.safetensors" when `max_file_size` (0: no limit)
 // asks for several; a larger tensor has a file of its own. The order of the specs is kept where it
-// can be.
+// can be. Tensors of `folders` ("2_Dense.linear.weight") are the last files,
+// "2_Dense/<stem>.safetensors", and have their names without the folder's there.
 PlannedTensors plan_tensor_files(const std::string& stem, const std::vector<TensorSpec>& specs,
-                                 std::uint64_t max_file_size);
-// Hugging Face's index of such files.
+                                 std::uint64_t max_file_size,
+                                 const std::set<std::string>& folders = {});
+// Hugging Face's index of such files, or nothing where one is enough; those in folders are not its.
 std::string index_text(const PlannedTensors& plan, const std::vector<TensorSpec>& specs);
 
 // The specs of contents' tensors of a part, by index in contents. Refuses a dtype that Tessera
@@ -96,6 +99,14 @@ struct PartSpecs {
   std::vector<TensorSpec> specs;
 };
 PartSpecs specs_of_part(const Contents& contents, Part part, const char* format);
+
+// As Sentence Transformers names the folder of a module: "1_Pooling".
+bool is_numbered_module(const std::string& name);
+// Those of contents whose tensors are files of their own there: "2_Dense", with a configuration and
+// tensors "2_Dense.linear.weight".
+std::set<std::string> module_folders(const Contents& contents);
+// Makes a planned file's folder where it has one.
+void make_module_folder(const std::filesystem::path& file);
 
 // Writes contents' small files into the folder, but those that are there, and makes them durable;
 // their names, rising.

@@ -13,6 +13,7 @@ class Heap final : public MemorySource {
   [[nodiscard]] std::byte* take(std::size_t bytes) override;
   void give_back(std::byte* block, std::size_t bytes) override;
   [[nodiscard]] bool gives_back_at_once() const override { return true; }
+  [[nodiscard]] bool has_pages() const override { return true; }
   [[nodiscard]] bool discard(std::byte* block, std::size_t bytes) override;
   void populate(std::byte* block, std::size_t bytes) override;
 };

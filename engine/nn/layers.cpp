@@ -1,9 +1,12 @@
 // Layers over engine/ops.h.
 #include "engine/nn/layers.h"
 
+#include <algorithm>
 #include <cmath>
 
+#include "engine/memory_kind.h"
 #include "kernels/base/error.h"
+#include "kernels/base/parallel.h"
 
 namespace tessera::nn {
 
@@ -22,7 +25,76 @@ LinearImpl::LinearImpl(std::int64_t in, std::int64_t out, const LinearOptions& o
 }
 
 Tensor LinearImpl::forward(const Tensor& x) const {
-  return linear(x, weight(), bias(), layout());
+  return with_lora(linear(x, weight(), bias(), layout()), x);
+}
+
+LoraFactorImpl::LoraFactorImpl(std::int64_t in, std::int64_t out, Initializer initializer) {
+  register_parameter("weight", make_parameter({out, in}, initializer));
+}
+
+void LinearImpl::lay_in_first() {
+  const Tensor old = weight();
+  TESSERA_REQUIRE(old.dtype() == float32 && old.device().type == DeviceType::cpu,
+                  "lay_in_first: a weight of {} on {}", name_of(old.dtype()),
+                  old.device().to_string());
+  if (layout() == WeightLayout::in_out) return;
+  const std::int64_t out = old.size(0), in = old.size(1);
+  const MemoryScope kind(MemoryKind::parameters);
+  const Tensor laid = Tensor::empty({in, out}, float32, old.device());
+  const auto* const from = old.data_as<float>();
+  auto* const to = laid.data_as<float>();
+  // A tile's rows and columns are whole lines of the caches.
+  constexpr std::int64_t tile = 16;
+  parallel_for(0, in, tile, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t i = first; i < last; i += tile) {
+      for (std::int64_t o = 0; o < out; o += tile) {
+        const std::int64_t in_end = std::min(i + tile, last), out_end = std::min(o + tile, out);
+        for (std::int64_t row = i; row < in_end; ++row) {
+          for (std::int64_t column = o; column < out_end; ++column) {
+            to[row * out + column] = from[column * in + row];
+          }
+        }
+      }
+    }
+  });
+  replace_own_parameter(old, laid);
+  options_.layout = WeightLayout::in_out;
+}
+
+void lay_in_first(Module& module) {
+  for (const auto& [name, part] : module.named_modules()) {
+    if (auto* const layer = dynamic_cast<LinearImpl*>(part)) layer->lay_in_first();
+  }
+}
+
+void LinearImpl::add_lora(const LoraOptions& options) {
+  TESSERA_REQUIRE(!has_lora(), "a linear layer has one adapter, and this one has it already");
+  TESSERA_REQUIRE(options.rank > 0 && options.rank <= max_lora_rank,
+                  "an adapter of rank {}; from 1 to {} is possible", options.rank, max_lora_rank);
+  TESSERA_REQUIRE(options.can_scale(), "an adapter's alpha of {} makes a factor of {}",
+                  options.alpha, options.scaling());
+  TESSERA_REQUIRE(options.dropout >= 0 && options.dropout < 1,
+                  "the adapter's dropout {} is not in [0, 1)", options.dropout);
+  const bool out_first = layout() == WeightLayout::out_in;
+  const std::int64_t in = weight().size(out_first ? 1 : 0);
+  const std::int64_t out = weight().size(out_first ? 0 : 1);
+  const double bound = 1.0 / std::sqrt(static_cast<double>(in));
+  const DeviceGuard where_the_weight_is(weight().device());
+  lora_a_ = register_module("lora_A", LoraFactor(in, options.rank, uniform(-bound, bound)));
+  lora_b_ = register_module("lora_B", LoraFactor(options.rank, out, constant(0)));
+  lora_scaling_ = options.scaling();
+  lora_dropout_ = options.dropout;
+}
+
+Tensor LinearImpl::add_lora_product(const Tensor& y, const Tensor& dropped) const {
+  if (!has_lora()) return y;
+  // The factor where there is least to multiply.
+  return y + cast(lora_b_(lora_a_(dropped) * lora_scaling_), y.dtype());
+}
+
+Tensor LinearImpl::with_lora(const Tensor& y, const Tensor& x) const {
+  if (!has_lora()) return y;
+  return add_lora_product(y, dropout(x, lora_dropout()));
 }
 
 EmbeddingImpl::EmbeddingImpl(std::int64_t entries, std::int64_t dim, double deviation) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "engine/nn/lora_options.h"
 #include "engine/nn/module.h"
 #include "engine/ops.h"
 
@@ -16,6 +17,15 @@ struct LinearOptions {
   double deviation = 0;
 };
 
+// One of an adapter's two matrices: [out, in].
+class LoraFactorImpl : public Module {
+ public:
+  LoraFactorImpl(std::int64_t in, std::int64_t out, Initializer initializer);
+  Tensor forward(const Tensor& x) const { return linear(x, weight()); }
+  [[nodiscard]] const Tensor& weight() const { return parameter("weight"); }
+};
+TESSERA_MODULE(LoraFactor);
+
 class LinearImpl : public Module {
  public:
   LinearImpl(std::int64_t in, std::int64_t out, const LinearOptions& options = {});
@@ -23,11 +33,37 @@ class LinearImpl : public Module {
   [[nodiscard]] const Tensor& weight() const { return parameter("weight"); }
   [[nodiscard]] Tensor bias() const { return options_.bias ? parameter("bias") : Tensor{}; }
   [[nodiscard]] WeightLayout layout() const { return options_.layout; }
+  // Turns a float32 weight of a CPU into [in, out], which products read without packing it first;
+  // their results stay the same. For a layer that computes from now on and is not trained, sharded
+  // or saved: its parameter has the other shape.
+  void lay_in_first();
+
+  // Adds an adapter where the weight lies, in the thread's dtype of parameters: A is drawn as torch
+  // draws a linear layer, B is zero. Its matrices are `lora_A` and `lora_B`, PEFT's names.
+  void add_lora(const LoraOptions& options);
+  [[nodiscard]] bool has_lora() const { return static_cast<bool>(lora_a_); }
+  [[nodiscard]] const LoraFactor& lora_a() const { return lora_a_; }
+  [[nodiscard]] const LoraFactor& lora_b() const { return lora_b_; }
+  [[nodiscard]] double lora_scaling() const { return lora_scaling_; }
+  // For who computes with the weight in another way than by forward(). What acts now of the
+  // adapter's dropout; what the adapter adds to y, of inputs that have been through it; and both at
+  // once, where dimension 0 of x is the batch. Without an adapter y stays as it is.
+  [[nodiscard]] double lora_dropout() const { return is_training() ? lora_dropout_ : 0.0; }
+  [[nodiscard]] Tensor add_lora_product(const Tensor& y, const Tensor& dropped) const;
+  [[nodiscard]] Tensor with_lora(const Tensor& y, const Tensor& x) const;
+  // An adapter goes with its layer's unit.
+  [[nodiscard]] bool is_indivisible() const override { return has_lora(); }
 
  private:
   LinearOptions options_;
+  LoraFactor lora_a_, lora_b_;
+  double lora_scaling_ = 0;
+  double lora_dropout_ = 0;
 };
 TESSERA_MODULE(Linear);
+
+// All linear layers of a module.
+void lay_in_first(Module& module);
 
 class EmbeddingImpl : public Module {
  public:

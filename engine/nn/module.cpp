@@ -9,6 +9,7 @@
 #include <unordered_set>
 
 #include "engine/memory_kind.h"
+#include "engine/ops.h"
 #include "engine/random.h"
 #include "kernels/base/error.h"
 
@@ -77,6 +78,23 @@ std::string Module::class_name() const {
 void Module::refuse_recompute() const {
   misuse("{} cannot be recomputed: an argument of its forward cannot be copied", class_name());
 }
+
+void Module::refuse_precision() const {
+  misuse(
+      "{} cannot compute in another dtype than what is around it: its forward returns something "
+      "else than a tensor or two, or changes an argument",
+      class_name());
+}
+
+namespace detail {
+
+Tensor in_precision(const Tensor& tensor, DType dtype) {
+  const bool casts = tensor.defined() && is_floating(tensor.dtype()) && tensor.dtype() != float64 &&
+                     tensor.dtype() != dtype;
+  return casts ? cast(tensor, dtype) : tensor;
+}
+
+}  // namespace detail
 
 void Module::replace_own_parameter(const Tensor& old, const Tensor& tensor) {
   const Tensor kept(old.impl());  // `old` may be what is replaced

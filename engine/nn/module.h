@@ -52,6 +52,12 @@ inline constexpr bool has_forward<T> = true;
 
 }  // namespace detail
 
+// The dtype that a module computes in, and that of what is around it.
+struct ModulePrecision {
+  DType inside = DType::float32;
+  DType outside = DType::float32;
+};
+
 class Module {
  public:
   Module() = default;
@@ -101,6 +107,12 @@ class Module {
   }
   [[noreturn]] void refuse_recompute() const;  // an argument cannot be copied
 
+  // Calls of the module, through its handle, cast their floating arguments into its dtype and what
+  // they return back. Its parameters must have that dtype.
+  void set_precision(const std::optional<ModulePrecision>& precision) { precision_ = precision; }
+  [[nodiscard]] const std::optional<ModulePrecision>& precision() const { return precision_; }
+  [[noreturn]] void refuse_precision() const;  // what it takes or returns cannot be cast
+
   // Puts `tensor` in place of this module's own registrations of `old` (sharding swaps parameters
   // for views). Modules below keep theirs.
   void replace_own_parameter(const Tensor& old, const Tensor& tensor);
@@ -135,8 +147,33 @@ class Module {
   std::shared_ptr<const ModuleHooks> hooks_;
   bool has_forward_ = false;
   std::optional<RecomputeOptions> recompute_;
+  std::optional<ModulePrecision> precision_;
   bool training_ = true;
 };
+
+namespace detail {
+
+// Of another floating dtype than `dtype`, not fp64: cast. Else, and no tensor at all: as it is.
+Tensor in_precision(const Tensor& tensor, DType dtype);
+
+template <class T>
+decltype(auto) into_module(T&& argument, DType dtype) {
+  if constexpr (std::is_same_v<std::decay_t<T>, Tensor>) {
+    return in_precision(argument, dtype);
+  } else {
+    return std::forward<T>(argument);
+  }
+}
+
+inline Tensor out_of_module(const Tensor& result, DType dtype) {
+  return in_precision(result, dtype);
+}
+inline std::pair<Tensor, Tensor> out_of_module(const std::pair<Tensor, Tensor>& result,
+                                               DType dtype) {
+  return {in_precision(result.first, dtype), in_precision(result.second, dtype)};
+}
+
+}  // namespace detail
 
 // A shared handle to a module. Default-constructed handles are empty.
 template <class Impl>
@@ -183,9 +220,31 @@ class ModuleHandle {
   template <class... Args>
   static auto run(Impl& impl, Args&&... args) {
     ModuleCallScope scope(impl.hooks());
+    if (impl.precision()) [[unlikely]] {
+      auto result = run_in_precision(impl, std::forward<Args>(args)...);
+      scope.finish();
+      return result;
+    }
     auto result = impl.forward(std::forward<Args>(args)...);
     scope.finish();
     return result;
+  }
+  template <class... Args>
+  static auto run_in_precision(Impl& impl, Args&&... args) {
+    using Result = decltype(impl.forward(std::forward<Args>(args)...));
+    constexpr bool casts = requires(std::decay_t<Result> result) {
+      detail::out_of_module(result, float32);
+      impl.forward(detail::into_module(std::forward<Args>(args), float32)...);
+    };
+    if constexpr (casts) {
+      const ModulePrecision precision = *impl.precision();
+      return std::decay_t<Result>(detail::out_of_module(
+          impl.forward(detail::into_module(std::forward<Args>(args), precision.inside)...),
+          precision.outside));
+    } else {
+      impl.refuse_precision();
+      return std::decay_t<Result>(impl.forward(std::forward<Args>(args)...));
+    }
   }
 
   std::shared_ptr<Impl> impl_;

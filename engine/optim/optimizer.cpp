@@ -2,6 +2,7 @@
 #include "engine/optim/optimizer.h"
 
 #include <algorithm>
+#include <regex>
 
 #include "engine/memory_kind.h"
 #include "kernels/base/error.h"
@@ -12,8 +13,10 @@ bool decay_matrices(const nn::NamedParameter& parameter) {
   return parameter.shape.dimensions() >= 2;
 }
 
-Optimizer::Optimizer(std::vector<nn::NamedParameter> parameters, const ParameterFilter& decay)
+Optimizer::Optimizer(std::vector<nn::NamedParameter> parameters, const ParameterFilter& decay,
+                     std::vector<ParameterGroup> groups)
     : parameters_(std::move(parameters)),
+      groups_(std::move(groups)),
       segments_(find_segments(parameters_)),
       segment_of_(parameters_.size()),
       member_of_(parameters_.size()),
@@ -37,7 +40,50 @@ Optimizer::Optimizer(std::vector<nn::NamedParameter> parameters, const Parameter
       member_of_[segments_[s].parameters[i]] = i;
     }
   }
+  find_groups();
   find_decay_edges(decay);
+}
+
+void Optimizer::find_groups() {
+  if (groups_.empty()) return;
+  group_of_.resize(parameters_.size());
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const ParameterGroup& group = groups_[g];
+    TESSERA_REQUIRE(group.lr_scale >= 0 && group.weight_decay.value_or(0) >= 0,
+                    "parameter group \"{}\": lr_scale and weight_decay cannot be negative",
+                    group.pattern);
+    std::regex expression;
+    try {
+      expression = std::regex(group.pattern);
+    } catch (const std::regex_error& error) {
+      fail(ErrorCode::configuration, "parameter group \"{}\" is no regular expression: {}",
+           group.pattern, error.what());
+    }
+    bool matches = false, concerns = false;
+    const std::string* trained = nullptr;
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      if (!parameters_[i].tensor.requires_grad()) continue;
+      if (trained == nullptr) trained = &parameters_[i].name;
+      if (!std::regex_match(parameters_[i].name, expression)) continue;
+      matches = true;
+      if (group_of_[i]) continue;
+      concerns = true;
+      group_of_[i] = g;
+    }
+    TESSERA_CHECK(matches, ErrorCode::configuration,
+                  "parameter group \"{}\" matches no trained parameter's whole name; a name is as "
+                  "{}",
+                  group.pattern, trained == nullptr ? "none" : *trained);
+    TESSERA_CHECK(concerns, ErrorCode::configuration,
+                  "parameter group \"{}\" changes nothing: all that it matches belongs to groups "
+                  "before it; give the narrower pattern first",
+                  group.pattern);
+  }
+}
+
+const ParameterGroup* Optimizer::group_of(std::size_t parameter) const {
+  if (group_of_.empty() || !group_of_[parameter]) return nullptr;
+  return &groups_[*group_of_[parameter]];
 }
 
 // Where decay begins and ends along each segment. Padding goes with what stands before it.
@@ -46,7 +92,11 @@ void Optimizer::find_decay_edges(const ParameterFilter& decay) {
     std::vector<std::int64_t>& edges = edges_.emplace_back();
     for (std::size_t i = 0; i < segment.parameters.size(); ++i) {
       if (segment.places[i].count == 0) continue;
-      const bool decays = !decay || decay(parameters_[segment.parameters[i]]);
+      const std::size_t parameter = segment.parameters[i];
+      const ParameterGroup* const group = group_of(parameter);
+      const bool decays = group != nullptr && group->weight_decay
+                              ? *group->weight_decay > 0
+                              : !decay || decay(parameters_[parameter]);
       const bool inside = edges.size() % 2 == 1;
       if (decays != inside) edges.push_back(segment.places[i].first);
     }
@@ -84,8 +134,9 @@ bool Optimizer::begin_step(std::size_t segment) {
 }
 
 std::vector<GradientRun> Optimizer::runs_of(std::size_t segment) const {
-  return gradient_runs(parameters_, segments_[segment],
-                       [this](std::size_t a, std::size_t b) { return steps_[a] == steps_[b]; });
+  return gradient_runs(parameters_, segments_[segment], [this](std::size_t a, std::size_t b) {
+    return steps_[a] == steps_[b] && group_of(a) == group_of(b);
+  });
 }
 
 void Optimizer::update_range(std::size_t segment, ElementRange range, const Memory& memory) {
@@ -116,7 +167,12 @@ void Optimizer::update_run(std::size_t segment, const GradientRun& run, ElementR
   what.dtype = segments_[segment].dtype;
   what.gradient_dtype = run.dtype;
   what.gradient_scale = run.storage->pending_factor();
-  what.step = steps_[segments_[segment].parameters[run.first]];
+  const std::size_t parameter = segments_[segment].parameters[run.first];
+  what.step = steps_[parameter];
+  if (const ParameterGroup* const group = group_of(parameter)) {
+    what.lr_scale = group->lr_scale;
+    what.weight_decay = group->weight_decay;
+  }
   // The edges inside the part, and its beginning where that decays.
   const std::vector<std::int64_t>& edges = edges_[segment];
   std::vector<std::int64_t> own_edges;

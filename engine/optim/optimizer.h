@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -24,6 +25,15 @@ using ParameterFilter = std::function<bool(const nn::NamedParameter&)>;
 // transformers.
 bool decay_matrices(const nn::NamedParameter& parameter);
 
+// Trained parameters with settings of their own: those whose whole name the regular expression
+// matches, of several groups the first.
+struct ParameterGroup {
+  std::string pattern;
+  double lr_scale = 1;                      // of the optimizer's learning rate
+  std::optional<double> weight_decay = {};  // of all of the group's; unset: the optimizer's
+  friend bool operator==(const ParameterGroup&, const ParameterGroup&) = default;
+};
+
 // Neighbouring elements that are updated alike, and where they lie: what an optimizer's kernel is
 // given.
 struct Update {
@@ -36,14 +46,18 @@ struct Update {
   DType gradient_dtype = DType::float32;
   float gradient_scale = 1.0f;  // to be multiplied in (clipping)
   std::int64_t step = 1;        // counted from 1
+  double lr_scale = 1;
+  std::optional<double> weight_decay;  // instead of the optimizer's
   // The elements whose weights decay: [edges[0], edges[1]), [edges[2], edges[3]) ...
   std::span<const std::int64_t> decay_edges;
 };
 
 class Optimizer {
  public:
-  // `decay` says which parameters' weights decay; none: all.
-  explicit Optimizer(std::vector<nn::NamedParameter> parameters, const ParameterFilter& decay = {});
+  // `decay` says which parameters' weights decay; none: all. A group that matches no trained
+  // parameter is an Error(configuration).
+  explicit Optimizer(std::vector<nn::NamedParameter> parameters, const ParameterFilter& decay = {},
+                     std::vector<ParameterGroup> groups = {});
   virtual ~Optimizer() = default;
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
@@ -76,6 +90,7 @@ class Optimizer {
   [[nodiscard]] double learning_rate() const { return learning_rate_; }
   void set_learning_rate(double value) { learning_rate_ = value; }
   [[nodiscard]] const std::vector<nn::NamedParameter>& parameters() const { return parameters_; }
+  [[nodiscard]] const std::vector<ParameterGroup>& groups() const { return groups_; }
 
   // The names of the state tensors that go with each parameter ("exp_avg"); each has the
   // parameter's local shape.
@@ -110,13 +125,18 @@ class Optimizer {
   void step_through_files(std::size_t segment, const std::vector<GradientRun>& runs);
   [[nodiscard]] bool passes_host_link(std::size_t segment) const;
   void step_over_host_link(std::size_t segment, const std::vector<GradientRun>& runs);
+  void find_groups();
   void find_decay_edges(const ParameterFilter& decay);
+  // Null: none.
+  [[nodiscard]] const ParameterGroup* group_of(std::size_t parameter) const;
   [[nodiscard]] std::vector<GradientRun> runs_of(std::size_t segment) const;
   [[nodiscard]] Memory memory_in(std::size_t segment, const GradientRun& run, ElementRange range);
   // `memory` is that of `part`, which lies in the run.
   void update_run(std::size_t segment, const GradientRun& run, ElementRange part, Memory memory);
 
   std::vector<nn::NamedParameter> parameters_;
+  std::vector<ParameterGroup> groups_;
+  std::vector<std::optional<std::size_t>> group_of_;  // by parameter; empty without groups
   std::vector<Segment> segments_;
   std::vector<std::size_t> segment_of_;           // by parameter
   std::vector<std::size_t> member_of_;            // its place among the segment's parameters
@@ -134,6 +154,7 @@ struct AdamWOptions {
   double eps = 1e-8;
   double weight_decay = 1e-2;
   ParameterFilter decay = {};  // which parameters decay; empty: all
+  std::vector<ParameterGroup> groups = {};
 };
 
 class AdamW : public Optimizer {
@@ -157,6 +178,7 @@ struct SgdOptions {
   double weight_decay = 0;
   bool nesterov = false;
   ParameterFilter decay = {};
+  std::vector<ParameterGroup> groups = {};
 };
 
 class Sgd : public Optimizer {

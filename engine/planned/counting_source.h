@@ -18,6 +18,7 @@ class CountingSource final : public MemorySource {
   // Every call gives addresses that were not given before.
   [[nodiscard]] std::byte* take(std::size_t bytes) override;
   void give_back(std::byte* /*block*/, std::size_t /*bytes*/) override {}
+  [[nodiscard]] bool has_pages() const override { return stands_for_ == DeviceType::cpu; }
   [[nodiscard]] bool discard(std::byte* block, std::size_t bytes) override;
 
  private:

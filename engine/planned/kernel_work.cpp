@@ -161,6 +161,13 @@ KernelWork work_of(const kernels::ReduceRanks& call) {
                      call.ranks * bytes_in(call.n, call.in_dtype) +
                          (call.accumulate ? 2 : 1) * bytes_in(call.n, call.out_dtype));
 }
+KernelWork work_of(const kernels::Wire& call) {
+  const auto wire = static_cast<double>(wire_bytes(call.format, call.n));
+  const double in = call.step == kernels::WireStep::decode ? wire : bytes_in(call.n, call.in_dtype);
+  const double out =
+      call.step == kernels::WireStep::encode ? wire : bytes_in(call.n, call.out_dtype);
+  return memory_work(KernelId::wire, call.in_dtype, in + out);
+}
 KernelWork work_of(const kernels::NormForward& call) {
   return rows_of(KernelId::norm_forward, call.dtype, call.rows, call.dim,
                  call.residual == nullptr ? 2 : 4);

@@ -52,6 +52,10 @@ void fill_with_bias(float* c, std::int64_t ldc, const float* bias, std::int64_t 
                     std::int64_t columns, bool accumulate) {
   for (std::int64_t r = 0; r < rows; ++r) {
     float* const row = c + r * ldc;
+    if (bias != nullptr && !accumulate) {
+      std::copy_n(bias, columns, row);
+      continue;
+    }
     for (std::int64_t j = 0; j < columns; ++j) {
       const float added = bias != nullptr ? bias[j] : 0.0f;
       row[j] = accumulate ? row[j] + added : added;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int square_threads = 128;
 constexpr std::int64_t square_block = 32;  // elements that are summed in fp64
-constexpr int columns = 8;                 // column c sums elements c, c+8, c+16 and c+24
+constexpr int square_columns = 8;          // column c sums elements c, c+8, c+16 and c+24
 
 constexpr int mantissa_bits = 52;
 constexpr unsigned largest_exponent = 0x7ff;  // of Inf and NaN
@@ -33,14 +33,14 @@ template <class T>
 __device__ __forceinline__ double sum_of_block(const T* x, std::int64_t first, std::int64_t n,
                                                float scale) {
   constexpr int width = Vector<T>::size;
-  static_assert(columns % width == 0);
-  double sums[columns];
+  static_assert(square_columns % width == 0);
+  double sums[square_columns];
 #pragma unroll
-  for (int c = 0; c < columns; c += width) {
+  for (int c = 0; c < square_columns; c += width) {
     Vector<T> quarters[4];
 #pragma unroll
     for (int quarter = 0; quarter < 4; ++quarter) {
-      quarters[quarter] = load_of_row(x, first + quarter * columns + c, n, Compute<T>{0});
+      quarters[quarter] = load_of_row(x, first + quarter * square_columns + c, n, Compute<T>{0});
     }
 #pragma unroll
     for (int k = 0; k < width; ++k) {
@@ -49,7 +49,7 @@ __device__ __forceinline__ double sum_of_block(const T* x, std::int64_t first, s
     }
   }
 #pragma unroll
-  for (int half = columns / 2; half > 0; half /= 2) {
+  for (int half = square_columns / 2; half > 0; half /= 2) {
 #pragma unroll
     for (int c = 0; c < half; ++c) sums[c] += sums[c + half];
   }

@@ -72,6 +72,17 @@ void check_broadcast(std::string_view communicator, int root, int ranks) {
                   root, ranks);
 }
 
+Call call_of_message(std::string_view communicator, int rank, int peer, int ranks,
+                     std::size_t bytes, bool receives, Tag tag) {
+  TESSERA_REQUIRE(peer >= 0 && peer < ranks && peer != rank,
+                  "{} on '{}': rank {} of {} has no peer {}", receives ? "receive" : "send",
+                  communicator, rank, ranks, peer);
+  Call call(Op::send, tag);
+  call.bytes = bytes;
+  call.root = receives ? rank : peer;
+  return call;
+}
+
 Call with_reduction(Call call, const Reduction& reduction) {
   call.in_dtype = reduction.in_dtype;
   call.out_dtype = reduction.out_dtype;

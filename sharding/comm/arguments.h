@@ -20,6 +20,9 @@ void check_reduce_scatter(const Buffer& buffer, const std::vector<ReducedRange>&
 void check_all_reduce(const Buffer& buffer, std::int64_t count, const void* out,
                       const Reduction& reduction);
 void check_broadcast(std::string_view communicator, int root, int ranks);
+// The call of a message, the same on both sides. Throws for a peer that is none.
+Call call_of_message(std::string_view communicator, int rank, int peer, int ranks,
+                     std::size_t bytes, bool receives, Tag tag);
 
 // `call` with what the ranks must agree on in a reduction.
 Call with_reduction(Call call, const Reduction& reduction);

@@ -54,6 +54,8 @@ std::string_view name_of(Op op) {
       return "duplicate";
     case Op::acquire:
       return "acquire";
+    case Op::send:
+      return "send";
   }
   return "unknown";
 }
@@ -75,7 +77,8 @@ std::string describe(const Call& call) {
     if (!details.empty()) details += ", ";
     details += detail;
   };
-  if (call.buffer != 0 || call.op == Op::allocate) add(fmt::format("{} bytes", call.bytes));
+  if (call.buffer != 0 || call.op == Op::allocate || call.op == Op::send)
+    add(fmt::format("{} bytes", call.bytes));
   if (call.op == Op::allocate) add(call.sharing == Sharing::one_copy ? "one copy" : "per rank");
   if (call.op == Op::reduce_scatter || call.op == Op::all_reduce) {
     add(fmt::format("{} to {}", tessera::name_of(call.in_dtype), tessera::name_of(call.out_dtype)));
@@ -83,7 +86,7 @@ std::string describe(const Call& call) {
     add(fmt::format("group {}", call.group));
     if (call.accumulate) add("accumulate");
   }
-  if (call.root >= 0) add(fmt::format("root {}", call.root));
+  if (call.root >= 0) add(fmt::format("{} {}", call.op == Op::send ? "to" : "root", call.root));
   if (call.part != 0) add(fmt::format("part {}", call.part));
   if (!details.empty()) details += "; ";
   return fmt::format("{} ({}step {}, unit {}, {})", text, details, call.step, call.unit,

@@ -23,6 +23,7 @@ enum class Op : std::uint8_t {
   split,
   duplicate,
   acquire,
+  send,  // and its receive
 };
 std::string_view name_of(Op op);
 
@@ -40,7 +41,7 @@ struct Call {
   std::uint64_t buffer = 0;  // the buffer's number in its communicator, from 1
   std::uint32_t part = 0;    // of a call that takes several rounds
   std::int32_t group = 0;
-  std::int32_t root = -1;
+  std::int32_t root = -1;  // of a send: who receives
   std::uint32_t scale_bits = 0;
   std::uint64_t name_hash = 0;  // of the whole name; `name` may be cut
   std::array<char, 40> name{};

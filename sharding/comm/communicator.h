@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "engine/device.h"
+#include "kernels/base/block_float.h"
 #include "kernels/base/dtype.h"
 
 namespace tessera::comm {
@@ -73,6 +74,10 @@ class Buffer {
 struct GatheredRange {
   std::size_t first = 0;
   std::size_t bytes = 0;  // of all shares
+  // What shares travel as where they travel. They are elements of `dtype` that kernels::Wire has
+  // rounded to the format, block by block from each share's beginning: nothing is lost.
+  WireFormat wire = WireFormat::same;
+  DType dtype = DType::float32;
 };
 
 struct Reduction {
@@ -82,6 +87,9 @@ struct Reduction {
   int group = 0;       // the tree of kernels::ReduceRanks; 0: all ranks in one tree
   float scale = 1.0f;
   bool accumulate = false;  // add to what out holds
+  // What the ranks' contributions travel as where they travel: kernels::Wire has rounded the
+  // region to it, block by block from its beginning. The sums do not depend on it.
+  WireFormat wire = WireFormat::same;
 };
 
 // A contiguous run of elements of a per_rank buffer and where its sum goes (memory of the
@@ -113,6 +121,8 @@ class Communicator {
   [[nodiscard]] virtual Device device() const = 0;
   // Whether the ranks see one memory, so that a one_copy buffer exists once for all of them.
   [[nodiscard]] virtual bool one_memory() const { return true; }
+  // How many ranks of one host share a one_copy buffer, where ranks are on several; else 0.
+  [[nodiscard]] virtual int ranks_per_host() const { return 0; }
   // Whether sums have the order and the precision that reduce_scatter names below.
   [[nodiscard]] virtual bool fixed_order() const { return true; }
 
@@ -149,6 +159,16 @@ class Communicator {
   // sharding/comm/scratch.h says for the largest of this rank's.
   virtual void reserve_scratch(std::size_t /*bytes*/) {}
 
+  // Memory of device(), from one rank to another: the peer calls receive() with the same bytes and
+  // tag, and what a rank sends to another arrives in order. send() returns when the memory may be
+  // written again, for which it may wait for the peer's receive(): ranks that all send first may
+  // wait for each other. receive() returns when the bytes are there. On a GPU both mean what they
+  // mean above.
+  virtual void send(const void* memory, std::size_t bytes, int to, Tag tag = {}) = 0;
+  virtual void receive(void* memory, std::size_t bytes, int from, Tag tag = {}) = 0;
+  // Collective: what the root has there, on every rank.
+  virtual void broadcast(void* memory, std::size_t bytes, int root, Tag tag = {}) = 0;
+
   // Control plane, for small messages (kilobytes). exchange returns every rank's message in rank
   // order.
   virtual std::vector<std::string> exchange(std::string_view message, Tag tag = {}) = 0;
@@ -173,6 +193,10 @@ class Communicator {
   // scratch of reductions, of all communicators that were split or duplicated from one connection.
   // Of a buffer that ranks share one copy of, this rank's share.
   [[nodiscard]] virtual std::size_t held_bytes() const = 0;
+
+  // Bytes of buffers that this rank has sent to other hosts, by all communicators that were split
+  // or duplicated from one connection; zero where another library sends them.
+  [[nodiscard]] virtual std::uint64_t bytes_between_hosts() const { return 0; }
 
   // Tells every rank that this one gives up: their present and later calls throw Error(rank_failed)
   // with this rank's number and reason. Callable from any thread, at any time, also during another

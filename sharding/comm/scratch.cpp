@@ -9,9 +9,27 @@ namespace {
 // Below this, all ranks' contents together, every rank sums for itself.
 constexpr std::size_t direct_sum_bytes = std::size_t{64} << 10;
 
-std::size_t aligned_bytes(std::int64_t count, DType dtype) {
-  const std::size_t bytes = static_cast<std::size_t>(count) * size_of(dtype);
+std::size_t round_up_bytes(std::size_t bytes) {
   return (bytes + nccl_scratch_alignment - 1) / nccl_scratch_alignment * nccl_scratch_alignment;
+}
+
+std::size_t aligned_bytes(std::int64_t count, DType dtype) {
+  return round_up_bytes(static_cast<std::size_t>(count) * size_of(dtype));
+}
+
+std::size_t encoded_bytes(std::int64_t count, WireFormat wire) {
+  return wire == WireFormat::same ? 0 : round_up_bytes(wire_bytes(wire, count));
+}
+
+std::size_t travelling_bytes(std::int64_t count, DType dtype, WireFormat wire) {
+  return wire == WireFormat::same ? static_cast<std::size_t>(count) * size_of(dtype)
+                                  : wire_bytes(wire, count);
+}
+
+std::size_t share_bytes(const GatheredRange& range, int ranks) {
+  const std::size_t bytes = range.bytes / static_cast<std::size_t>(ranks);
+  if (range.wire == WireFormat::same) return bytes;
+  return wire_bytes(range.wire, static_cast<std::int64_t>(bytes / size_of(range.dtype)));
 }
 
 }  // namespace
@@ -35,21 +53,63 @@ std::size_t shared_all_reduce_scratch(Device device, int ranks, std::uint64_t by
 }
 
 std::size_t nccl_reduce_scatter_scratch(const std::vector<std::int64_t>& counts, int ranks,
-                                        DType in_dtype, bool fixed_order) {
-  std::size_t bytes = 0;
-  for (const std::int64_t count : counts) bytes += aligned_bytes(count, in_dtype);
-  if (fixed_order) bytes *= static_cast<std::size_t>(ranks);
-  return std::max(bytes, nccl_scratch_alignment);
+                                        DType in_dtype, bool fixed_order, WireFormat wire) {
+  std::size_t bytes = 0, travelling = 0;
+  for (const std::int64_t count : counts) {
+    bytes += aligned_bytes(count, in_dtype);
+    travelling += encoded_bytes(count, wire);
+  }
+  const auto all = static_cast<std::size_t>(ranks);
+  if (!nccl_sums_for_itself(in_dtype, fixed_order, wire)) bytes *= all;
+  return std::max(bytes, nccl_scratch_alignment) + 2 * (all - 1) * travelling;
 }
 
-std::size_t nccl_all_reduce_scratch(std::int64_t count, int ranks, DType in_dtype,
-                                    bool fixed_order) {
-  if (!fixed_order) return static_cast<std::size_t>(count) * size_of(in_dtype);
-  const std::int64_t length = std::min(nccl_piece_elements, count);
+std::int64_t nccl_share_of_piece(std::int64_t length, int ranks, WireFormat wire) {
   const std::int64_t share = (length + ranks - 1) / ranks;
+  if (wire == WireFormat::same) return share;
+  return (share + wire_block - 1) / wire_block * wire_block;
+}
+
+std::size_t nccl_all_reduce_scratch(std::int64_t count, int ranks, DType in_dtype, bool fixed_order,
+                                    WireFormat wire) {
+  if (nccl_sums_for_itself(in_dtype, fixed_order, wire)) {
+    return static_cast<std::size_t>(count) * size_of(in_dtype);
+  }
+  const std::int64_t length = std::min(nccl_piece_elements, count);
+  const std::int64_t share = nccl_share_of_piece(length, ranks, wire);
   const DType wide = in_dtype == float64 ? float64 : float32;
-  return aligned_bytes(share, in_dtype) * static_cast<std::size_t>(ranks) +
-         aligned_bytes(share * ranks, wide);
+  const auto all = static_cast<std::size_t>(ranks);
+  return aligned_bytes(share, in_dtype) * all + aligned_bytes(share * ranks, wide) +
+         2 * (all - 1) * encoded_bytes(share, wire);
+}
+
+std::size_t nccl_all_gather_scratch(const std::vector<GatheredRange>& ranges, int ranks) {
+  std::size_t bytes = 0;
+  for (const GatheredRange& range : ranges) {
+    if (range.wire != WireFormat::same)
+      bytes += round_up_bytes(static_cast<std::size_t>(ranks) * share_bytes(range, ranks));
+  }
+  return bytes;
+}
+
+std::uint64_t gathered_bytes(const std::vector<GatheredRange>& ranges, int ranks) {
+  std::uint64_t bytes = 0;
+  for (const GatheredRange& range : ranges) bytes += share_bytes(range, ranks);
+  return bytes * static_cast<std::uint64_t>(ranks - 1);
+}
+
+std::uint64_t scattered_bytes(const std::vector<std::int64_t>& counts, int ranks, DType in_dtype,
+                              WireFormat wire) {
+  std::uint64_t bytes = 0;
+  for (const std::int64_t count : counts) bytes += travelling_bytes(count, in_dtype, wire);
+  return bytes * static_cast<std::uint64_t>(ranks - 1);
+}
+
+std::uint64_t all_reduced_bytes(std::int64_t count, int ranks, DType in_dtype, WireFormat wire) {
+  const auto all = static_cast<std::uint64_t>(ranks);
+  const std::uint64_t back =
+      travelling_bytes(count, in_dtype == float64 ? float64 : float32, WireFormat::same);
+  return (travelling_bytes(count, in_dtype, wire) + back) * (all - 1) / all;
 }
 
 }  // namespace tessera::comm

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -10,13 +11,18 @@
 
 namespace tessera::comm {
 
-// As torchrun's environment says it (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
-// MASTER_PORT).
+// As torchrun's environment says it (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK,
+// MASTER_ADDR, MASTER_PORT).
 struct World {
   int rank = 0;
   int size = 1;
   int local_rank = 0;
   int local_size = 1;
+  // The host among those of the job, as the launcher numbers them; where it does not (mpirun), as
+  // if ranks went host by host.
+  int node_rank = 0;
+  bool node_is_known = true;  // the launcher said node_rank
+  int nodes = 1;
   std::string master_address = "127.0.0.1";
   int master_port = 29500;
   std::string run_id{};  // TORCHELASTIC_RUN_ID or what tessera launch sets; keeps two jobs on one
@@ -25,9 +31,17 @@ struct World {
 
 // Reads the environment; one rank when neither RANK nor WORLD_SIZE is set. A missing partner, a
 // value that is no number or out of range is an Error(configuration) that names the variable and
-// the way out. Also understands OpenMPI's and Slurm's variables (OMPI_COMM_WORLD_RANK/SIZE,
-// SLURM_PROCID/SLURM_NTASKS) where RANK is absent.
+// the way out. Also understands Open MPI's and Slurm's variables (OMPI_COMM_WORLD_RANK/SIZE,
+// SLURM_PROCID/SLURM_NTASKS) and MPICH's (PMI_RANK/SIZE) where RANK is absent; under Slurm rank 0's
+// host is the first of the step's, where MASTER_ADDR is absent.
 World world_from_environment();
+
+// What carries data between ranks on CPUs of several hosts (docs/several-hosts.md).
+enum class HostsBackend : std::uint8_t {
+  automatic,  // what TESSERA_BACKEND says (auto, shm+tcp or shm+mpi), else tcp
+  tcp,        // backend `shm+tcp`
+  mpi,        // backend `shm+mpi`, in programs that mpirun or srun started
+};
 
 struct ConnectOptions {
   std::chrono::milliseconds rendezvous_timeout{60'000};
@@ -42,12 +56,13 @@ struct ConnectOptions {
   // NCCL only: sum in the order of the other backends (all-to-all and our own kernel), so that
   // strategies give equal bits; else in NCCL's order, with its own collectives.
   bool fixed_order = false;
+  HostsBackend hosts_backend = HostsBackend::automatic;
 };
 
 // Connects the processes of a world: on the CPU those of one host (backend `shm`; `local` for a
-// world of one rank, on a GPU too), on GPUs through connect_nccl() (nccl.h). Throws
-// Error(rank_failed) naming the ranks that did not come, Error(configuration) for a duplicate rank
-// or ranks that disagree on the world, and when the world spans hosts.
+// world of one rank, on a GPU too) or of several (`shm+tcp` or `shm+mpi`), on GPUs through
+// connect_nccl() (nccl.h). Throws Error(rank_failed) naming the ranks that did not come,
+// Error(configuration) for a duplicate rank or ranks that disagree on the world.
 std::shared_ptr<Communicator> connect(const World& world, const ConnectOptions& options = {});
 
 // Runs fn(communicator) on `ranks` threads of this process (backend `local`) and joins them. When a

@@ -50,8 +50,8 @@ TEST(SafetensorsRead, TheFormatsOwnVectors) {
   const SafetensorsHeader empty = parse(std::string("\x08\0\0\0\0\0\0\0{}      ", 16));
   EXPECT_TRUE(empty.tensors().empty());
 
-  const std::string json = R"({"attn.0":{"dtype":"F32","shape":[1,2,3],"data_offsets":[0,24]}})";
-  const SafetensorsHeader one = parse(file_of(json + std::string(64 - json.size(), ' '), 24));
+  const std::string text = R"({"attn.0":{"dtype":"F32","shape":[1,2,3],"data_offsets":[0,24]}})";
+  const SafetensorsHeader one = parse(file_of(text + std::string(64 - text.size(), ' '), 24));
   ASSERT_NE(one.find("attn.0"), nullptr);
   EXPECT_EQ(one.find("attn.0")->shape, (std::vector<std::int64_t>{1, 2, 3}));
   EXPECT_EQ(one.find("attn.0")->begin, 72u);
@@ -62,12 +62,12 @@ TEST(SafetensorsRead, TheFormatsOwnVectors) {
 TEST(SafetensorsRead, AcceptsWhatIsAllowed) {
   // Leading and trailing white space, metadata, 0-d and empty tensors, any order of entries and
   // fields.
-  const std::string json =
+  const std::string text =
       " \n{\"b\":{\"shape\":[2],\"data_offsets\":[4,6],\"dtype\":\"I8\"},\"__metadata__\":{\"k\":"
       "\"v\"},\"scalar\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]},\"none\":{"
       "\"dtype\""
       ":\"F64\",\"shape\":[0,7],\"data_offsets\":[4,4]}}\t\r\n ";
-  const SafetensorsHeader header = parse(file_of(json, 6));
+  const SafetensorsHeader header = parse(file_of(text, 6));
   ASSERT_EQ(header.tensors().size(), 3u);
   EXPECT_EQ(header.tensors()[0].name, "scalar");
   EXPECT_EQ(header.tensors()[1].name, "none");
@@ -198,11 +198,11 @@ TEST(SafetensorsWrite, TheBytesAreKnown) {
   const std::array<float, 6> a{1, 2, 3, 4, 5, 6};
   const std::uint8_t b = 9;
   write_safetensors(folder.path() / "f", two_tensors(a, b));
-  std::string json =
+  std::string text =
       R"({"__metadata__":{"format":"pt"},"wide":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
       R"("byte":{"dtype":"U8","shape":[],"data_offsets":[24,25]}})";
-  json.append((8 - json.size() % 8) % 8, ' ');
-  std::string expected = little_endian(json.size()) + json;
+  text.append((8 - text.size() % 8) % 8, ' ');
+  std::string expected = little_endian(text.size()) + text;
   expected.append(reinterpret_cast<const char*>(a.data()), 24);
   expected += '\x09';
   EXPECT_EQ(read_all(folder.path() / "f"), expected);

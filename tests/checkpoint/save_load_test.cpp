@@ -156,6 +156,21 @@ TEST(SaveLoad, ListsEveryTensorThatDoesNotFit) {
   }
 }
 
+// As an adapter's run in a whole model's folder: one of each says it.
+TEST(SaveLoad, ACheckpointOfAnotherModelIsSaidToBeOne) {
+  TemporaryFolder folder;
+  save_version(folder.path(), 1);
+  comm::run_local(1, [&](const auto& communicator) {
+    RankState own = make_state(0, 1, 0, whole_cut(), false);
+    for (LogicalTensor& tensor : own.state.model) tensor.name = "other." + tensor.name;
+    const std::string error =
+        error_of([&] { load(*communicator, folder.path() / "step-1", own.state); });
+    EXPECT_TRUE(has(error, "model tensors ('")) << error;
+    EXPECT_TRUE(has(error, ") is one of the ")) << error;
+    EXPECT_FALSE(has(error, "missing model tensor")) << error;
+  });
+}
+
 TEST(SaveLoad, TheModelAloneCanBeLoaded) {
   TemporaryFolder folder;
   save_version(folder.path(), 1);

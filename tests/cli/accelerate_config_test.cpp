@@ -49,7 +49,7 @@ nlohmann::json value_of(const Recipe& recipe, const std::string& key) {
 
 // A file that has this key, beside what every file has.
 std::string file_with(const AccelerateKey& key, const std::string& name, const std::string& value) {
-  const std::string entry = name + ": " + value + "\n";
+  std::string entry = name + ": " + value + "\n";
   if (key.name == "distributed_type") return entry;
   std::string file = "distributed_type: FSDP\n";
   if (key.group.empty()) return file + entry;
@@ -147,9 +147,8 @@ TEST(AccelerateConfig, WhatThereIsNothingForIsRefusedWithTheWayOut) {
   EXPECT_EQ(refusal("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\n"),
             "a.yaml:1: distributed_type: DEEPSPEED is not available; use distributed_type: FSDP "
             "with fsdp_sharding_strategy FULL_SHARD for ZeRO-3 or SHARD_GRAD_OP for ZeRO-2");
-  EXPECT_NE(refusal("distributed_type: FSDP\nnum_machines: 2\n")
-                .find("a.yaml:2: num_machines: 2: "
-                      "several machines"),
+  EXPECT_NE(refusal("distributed_type: FSDP\nnum_machines: 0\n")
+                .find("a.yaml:2: num_machines must be a number of hosts from 1 to 4096, got 0"),
             std::string::npos);
   EXPECT_NE(refusal("distributed_type: FSDP\nfsdp_config: {fsdp_reshard_after_forward: true}\n")
                 .find("write fsdp_version: 2, or FULL_SHARD"),
@@ -215,6 +214,17 @@ TEST(AccelerateConfig, TheCommandLineGoesBeforeTheFileAndTheFileBeforeTheRecipe)
   EXPECT_FALSE(under(groups, minimal, {"sharding.group_size=null"}).sharding.group_size);
   // Agreement needs no word.
   EXPECT_EQ(all_notes(under(file, minimal + "sharding: {sharding_strategy: SHARD_GRAD_OP}\n")), "");
+}
+
+TEST(AccelerateConfig, MixedPrecisionGoesBeforeItsOldName) {
+  const std::string type = "distributed_type: FSDP\n";
+  for (const char* keys :
+       {"mixed_precision: bf16\nfp16: true\n", "fp16: false\nmixed_precision: bf16\n"}) {
+    const Recipe recipe = under(type + keys);
+    EXPECT_EQ(recipe.sharding.mixed_precision, MixedPrecision::bf16) << keys;
+    EXPECT_NE(all_notes(recipe).find("mixed_precision says it already"), std::string::npos) << keys;
+  }
+  EXPECT_EQ(under(type + "fp16: true\n").sharding.mixed_precision, MixedPrecision::fp16);
 }
 
 TEST(AccelerateConfig, WhatChangesNothingIsSaid) {

@@ -10,6 +10,7 @@ using testing::compared;
 using testing::expect_not_measured;
 using testing::processes_with;
 using testing::row_of;
+using testing::Settings;
 using testing::TrainingFolder;
 
 // A folder with pytorch.py, and a Python of sorts: a shell that runs it with $job and $answer.
@@ -26,10 +27,12 @@ struct StandIn {
                  ". \"$script\"\n");
     std::filesystem::permissions(folder.path("python"), std::filesystem::perms::owner_all);
   }
-  [[nodiscard]] Compared compare() const {
-    return compared(folder, {"--strategies", "FULL_SHARD", "--world-sizes", "2", "--peer",
-                             "pytorch", "--peer-modes", "fsdp2", "--peer-scripts",
-                             folder.path("peers"), "--peer-python", folder.path("python")});
+  [[nodiscard]] Compared compare(const Settings& settings = {}) const {
+    return compared(
+        folder,
+        {"--strategies", "FULL_SHARD", "--world-sizes", "2", "--peer", "pytorch", "--peer-modes",
+         "fsdp2", "--peer-scripts", folder.path("peers"), "--peer-python", folder.path("python")},
+        settings);
   }
 };
 
@@ -136,6 +139,17 @@ TEST(BenchPeers, WithoutTheirPackageTheyAreRefused) {
   EXPECT_EQ(done.ended.code, 3) << done.ended.err;
   expect_not_measured(row_of(done.report, peer_row), "refused", "cannot import torch");
   EXPECT_NE(done.ended.out.find("No module named 'torch'"), std::string::npos) << done.ended.out;
+}
+
+// What a peer would train is another thing.
+TEST(BenchPeers, ARecipeThatTrainsAnAdapterIsRefusedToThem) {
+  const TrainingFolder folder;
+  const StandIn peer(folder, "touch " + folder.path("called") + "\n" + answer_of("[1]"));
+  const Compared done = peer.compare({{"model.lora.target_modules", "all-linear"}});
+  EXPECT_EQ(done.ended.code, 3) << done.ended.err;
+  expect_not_measured(row_of(done.report, peer_row), "refused", "peers train the whole model");
+  EXPECT_EQ(row_of(done.report, "FULL_SHARD, 2 ranks, fp32")["status"], "measured");
+  EXPECT_FALSE(std::filesystem::exists(folder.path("called")));
 }
 
 }  // namespace

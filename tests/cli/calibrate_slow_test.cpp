@@ -14,7 +14,10 @@ TEST(Calibrate, WritesAClusterThatPlansCanUse) {
   const Cluster cluster = find_cluster(file);
   EXPECT_EQ(cluster.device, DeviceType::cpu);
   EXPECT_GT(cluster.measured.size(), 100U);
-  EXPECT_GT(cluster.matrix_rate.at(float32), 1e8);
+  for (const DType dtype : {float32, bfloat16, float16}) {  // what mixed_precision can say
+    ASSERT_TRUE(cluster.matrix_rate.contains(dtype)) << name_of(dtype);
+    EXPECT_GT(cluster.matrix_rate.at(dtype), 1e8) << name_of(dtype);
+  }
   EXPECT_GT(cluster.inside.rate, 1e6);
   EXPECT_TRUE(cluster.disk_read && cluster.disk_write);
   const std::string json = folder.path("plan.json");

@@ -68,8 +68,8 @@ TEST(LaunchSpelling, WhatIsNotThereIsRefusedByName) {
   };
   refused({"-m", "train"}, "-m train: a program is started, not a Python module; write python3 -m");
   refused({"--module=train"}, "write python3 -m train");
-  refused({"--nnodes", "2"}, "--nnodes 2: several machines");
-  refused({"--node_rank", "1"}, "--node-rank 1: several machines");
+  refused({"--nnodes", "1:2"}, "--nnodes 1:2: hosts that come and go");
+  refused({"--node_rank", "1"}, "--node-rank 1: of 1 host");
   refused({"--rdzv-endpoint", "node7:29400"}, "--rdzv-endpoint node7:29400");
   refused({"--nproc-per-nod", "2"},
           "unknown option --nproc-per-nod; did you mean --nproc-per-node?");

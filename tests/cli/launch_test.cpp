@@ -196,11 +196,15 @@ TEST(Launch, ASecondSignalKills) {
 TEST(Launch, AWarningEndsNobody) {
   const TemporaryFolder folder;
   const std::string ready = (folder / "ready").string();
+  const std::string warned = (folder / "warned").string();
   const std::string script = (folder / "listens.sh").string();
-  std::ofstream(script) << "trap 'echo warned' USR1\ntouch " << ready
-                        << "\nfor i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.1; done\n";
+  const std::string until_warned = "until [ -e " + warned + " ]; do sleep 0.05; done";
+  std::ofstream(script) << "trap 'echo warned; touch " << warned << "' USR1\ntouch " << ready
+                        << "\n"
+                        << until_warned << "\n";
+  // However late the signal comes: both are there.
   Program program(
-      launch_arguments(2, "if [ $RANK = 0 ]; then sh " + script + "; exit 0; fi; sleep 1"));
+      launch_arguments(2, "if [ $RANK = 0 ]; then sh " + script + "; exit 0; fi; " + until_warned));
   ASSERT_TRUE(eventually([&] { return std::filesystem::exists(ready); }));
   program.signal(SIGUSR1);
   EXPECT_EQ(program.wait(seconds(20)), 0) << program.err();

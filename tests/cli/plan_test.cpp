@@ -61,9 +61,14 @@ TEST(Plan, HasEveryStrategyAndKind) {
   // Four ranks hold a quarter each, and padding.
   EXPECT_EQ(plan["plans"][0]["strategy"], "NO_SHARD");
   EXPECT_EQ(plan["plans"][3]["strategy"], "FULL_SHARD");
-  for (const char* kind : {"parameters", "gradients", "optimizer"}) {
+  for (const char* kind : {"parameters", "optimizer"}) {
     EXPECT_NEAR(of(3, kind) / of(0, kind), 0.25, 0.002) << kind;
   }
+  // The peak is in the forward, where gradients of a MiB and more have no memory: those of units of
+  // NO_SHARD, and not yet those of a quarter of them.
+  EXPECT_EQ(plan["plans"][0]["peak"]["phase"], "forward");
+  EXPECT_NEAR(of(3, "gradients") / of(3, "parameters"), 1.0, 0.002);
+  EXPECT_LT(of(0, "gradients"), of(0, "parameters") / 8);
 }
 
 // Beside a GPU the copy of an asynchronous save lies in the host's memory, page-locked.

@@ -154,6 +154,19 @@ TEST(PlanTime, TakesTheExitCodeOfASweepFromItsRows) {
   EXPECT_EQ(none.code, 3) << none.out;
 }
 
+// More CPU ranks than a host takes are a row that says so; the other rows stand.
+TEST(PlanTime, RefusesAWorldOfASweepInItsRow) {
+  const nlohmann::json plan =
+      timed_plan(example_recipe(), {"--cluster", "a100", "--device", "cpu", "--sweep",
+                                    "world_size=2,1000", "--sweep", "strategy=dp,FULL_SHARD"});
+  ASSERT_EQ(plan["rows"].size(), 4U);
+  EXPECT_FALSE(plan["rows"][1]["memory"]["planned"].is_null()) << plan["rows"][1];
+  for (const std::size_t row : {2U, 3U}) {
+    const std::string refused = plan["rows"][row]["refused"].get<std::string>();
+    EXPECT_NE(refused.find("--device cuda"), std::string::npos) << plan["rows"][row];
+  }
+}
+
 TEST(PlanTime, SaysWhatDoesNotFitAndWhatTakesLeast) {
   const Ended ended =
       run_program({"plan", example_recipe(), "--cluster", "a100", "--device-memory", "1MB",

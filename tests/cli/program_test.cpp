@@ -47,7 +47,7 @@ TEST(Program, UsageErrorsAreOneLineWithTheNearestName) {
       {{"launch", "--nproc-per-node", "0", "--", "true"},
        "--nproc-per-node must be a number of ranks from 1"},
       {{"launch", "--nnodes", "2", "--", "true"},
-       "several machines are not available in this version"},
+       "--nnodes 2: give --master-addr, host 0's name or address"},
       {{"recipe"}, "name a recipe"},
   };
   for (const auto& [arguments, expected] : cases) {

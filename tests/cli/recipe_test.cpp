@@ -131,6 +131,24 @@ TEST(Recipe, PretrainedModelsKeepTheirShape) {
             "it; leave one out");
 }
 
+// What the folder says is not printed as the recipe's default, what the recipe says of it is.
+TEST(Recipe, PrintsOfAPretrainedModelWhatWasGiven) {
+  const auto model = [](const std::string& keys) {
+    return to_json(
+               parse("{model: {pretrained: folder" + keys + "}, train: {task: sentence_pairs}}"))
+        .at("model");
+  };
+  for (const char* key : {"architecture", "dropout", "seq_len", "hidden_dropout_prob"}) {
+    EXPECT_FALSE(model("").contains(key)) << key;
+  }
+  const nlohmann::json given = model(", dropout: 0, seq_len: 64, hidden_dropout_prob: 0.1");
+  EXPECT_EQ(given.at("dropout"), 0.0);
+  EXPECT_EQ(given.at("seq_len"), 64);
+  EXPECT_EQ(given.at("hidden_dropout_prob"), 0.1);
+  EXPECT_FALSE(given.contains("architecture"));
+  EXPECT_TRUE(to_json(parse("model: {pretrained: folder}")).at("model").contains("seq_len"));
+}
+
 TEST(Recipe, SetOverrides) {
   const Recipe r =
       parse("train: {steps: 5}\nlog: {jsonl: a}\n",
@@ -207,10 +225,8 @@ TEST(Recipe, WrongValuesAreNamed) {
 }
 
 TEST(Recipe, FeaturesThatDoNotExistAreRefusedByName) {
-  for (const char* text :
-       {"sharding: {mixed_precision: fp16}", "sharding: {reduce_dtype: fp16}",
-        "sharding: {reduce_dtype: Float16}", "sharding: {reshard_after_forward: 2}",
-        "checkpoint: {state_dict_type: LOCAL_STATE_DICT}"}) {
+  for (const char* text : {"sharding: {mixed_precision: fp8}", "sharding: {reduce_wire: fp8_e5m2}",
+                           "checkpoint: {state_dict_type: LOCAL_STATE_DICT}"}) {
     EXPECT_NE(refusal_of(text).find("is not available in this version"), std::string::npos)
         << refusal_of(text);
   }
@@ -228,7 +244,7 @@ TEST(Recipe, WhatIsSoWhateverAKeySaysIsNoted) {
                 "r.yaml:4: sharding.cpu_ram_efficient_loading: false changes nothing: a rank "
                 "always reads only its share",
                 "r.yaml:5: sharding.limit_all_gathers: false changes nothing: at most two gathers "
-                "are in flight"}));
+                "are in flight; a number sets another bound"}));
 }
 
 TEST(Recipe, BrokenYamlIsNamedByLine) {

@@ -51,6 +51,29 @@ TEST(Strategies, RecomputationPrintsTheSameBits) {
   }
 }
 
+// Where units are gathered from after their forward changes no digit, and what moves follows from
+// it: the backward of all units but the forward's last one gathers 3/4, 1/2 or nothing of them.
+TEST(Strategies, ReshardAfterForwardPrintsTheSameBits) {
+  const TrainingFolder folder;
+  const std::string jsonl = folder.path("metrics.jsonl");
+  const auto run = [&](const std::string& reshard) {
+    std::filesystem::remove(jsonl);
+    train(4, folder.small() + Settings{{"log.jsonl", jsonl},
+                                       {"sharding.sharding_strategy", "FULL_SHARD"},
+                                       {"sharding.reshard_after_forward", reshard}});
+    return std::pair(testing::losses_in(jsonl),
+                     testing::metrics_in(jsonl).back().at("comm_bytes").get<std::int64_t>());
+  };
+  const auto whole = run("true"), pairs = run("2"), kept = run("false");
+  EXPECT_EQ(whole.first, pairs.first);
+  EXPECT_EQ(whole.first, kept.first);
+  const std::int64_t in_backward = whole.second - kept.second;
+  EXPECT_GT(in_backward, 0);
+  EXPECT_EQ(whole.second - pairs.second, in_backward / 3);  // 3/4 - 1/2 of 3/4
+  EXPECT_EQ(run("4"), whole);
+  EXPECT_EQ(run("1"), kept);
+}
+
 TEST(Strategies, RanksAgreeWithOneRankOfTheirBatches) {
   const TrainingFolder folder;
   const Settings common = folder.small() + Settings{{"train.steps", "50"}};

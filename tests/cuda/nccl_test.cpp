@@ -73,7 +73,18 @@ TEST(Nccl, TheFixedOrderGivesTheBitsOfOtherCommunicators) {
   }
 }
 
-// fp32 results only: NCCL sums 16-bit gradients in 16 bits.
+// 16 bits are not left to NCCL, which would round after every rank.
+TEST(Nccl, SumsOf16BitsAreThoseOfOtherCommunicators) {
+  const Program program = [](const Ranks& communicator, std::vector<Bytes>& seen) {
+    reduce(communicator, 300, {.in_dtype = bfloat16, .scale = 0.5f, .accumulate = true}, seen);
+    reduce(communicator, 100, {.in_dtype = float16, .group = 2}, seen);
+  };
+  for (const int ranks : {1, 2, 4}) {
+    TESSERA_NEEDS_NCCL(ranks);
+    EXPECT_TRUE(over_nccl(ranks, false, program) == on_the_cpu(ranks, program)) << ranks;
+  }
+}
+
 TEST(Nccl, ItsOwnOrderIsCloseToTheFixedOne) {
   TESSERA_NEEDS_NCCL(4);
   const Program program = [](const Ranks& communicator, std::vector<Bytes>& seen) {

@@ -79,6 +79,50 @@ TEST(NcclTraining, StateOnTheHostGivesTheSameBits) {
   }
 }
 
+// What travels in fewer bits has the bits of ranks that share a GPU, where nothing travels, in
+// whatever order NCCL sums otherwise.
+TEST(NcclTraining, WiresGiveTheBitsOfASharedGpu) {
+  TESSERA_NEEDS_NCCL(3);
+  const auto wired = [](ShardingOptions options, WireFormat gather, WireFormat reduce) {
+    options.gather_wire = gather;
+    options.reduce_wire = reduce;
+    return options;
+  };
+  const TrainingCase shared{.max_norm = 1e-2, .steps = 2, .batch = 1, .device = shared_gpu};
+  const auto expect_equal = [&](Strategy strategy, WireFormat gather, WireFormat reduce) {
+    const ShardingOptions options = wired(toy_options(strategy), gather, reduce);
+    EXPECT_TRUE(same_bits(train_toy(3, options, shared), train_toy(3, options, over_nccl(false))))
+        << name_of(strategy) << ", " << name_of(gather) << ", " << name_of(reduce);
+  };
+  expect_equal(Strategy::full_shard, WireFormat::int8, WireFormat::int8);
+  expect_equal(Strategy::shard_optimizer, WireFormat::fp8_e4m3, WireFormat::bf16);
+  expect_equal(Strategy::no_shard, WireFormat::same, WireFormat::int8);
+}
+
+TEST(NcclTraining, WiresInGroupsOfTwoGiveTheSameBits) {
+  TESSERA_NEEDS_NCCL(4);
+  ShardingOptions options = toy_options(Strategy::full_shard);
+  options.reduce_wire = WireFormat::int8;
+  const TrainingCase shared{.max_norm = 1e-2, .steps = 2, .batch = 1, .device = shared_gpu};
+  const Trajectory expected = train_toy(4, options, shared);
+  options.strategy = Strategy::hybrid_shard;
+  options.group_size = 2;
+  EXPECT_TRUE(same_bits(expected, train_toy(4, options, over_nccl(true))));
+}
+
+// What a group kept of rounded parameters is the same when it is rounded on its way once more.
+TEST(NcclTraining, WiresOfKeptPartsGiveTheSameBits) {
+  TESSERA_NEEDS_NCCL(4);
+  for (const WireFormat wire : {WireFormat::int8, WireFormat::fp8_e5m2}) {
+    ShardingOptions options = toy_options(Strategy::full_shard);
+    options.gather_wire = wire;
+    const TrainingCase shared{.max_norm = 1e-2, .steps = 2, .batch = 1, .device = shared_gpu};
+    const Trajectory expected = train_toy(4, options, shared);
+    options.reshard_after_forward = 2;
+    EXPECT_TRUE(same_bits(expected, train_toy(4, options, over_nccl(true)))) << name_of(wire);
+  }
+}
+
 TEST(NcclTraining, ItsOwnOrderStaysClose) {
   TESSERA_NEEDS_NCCL(3);
   const TrainingCase shared{.max_norm = 1e-2, .steps = 2, .batch = 1, .device = shared_gpu};

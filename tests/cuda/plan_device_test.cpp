@@ -84,23 +84,47 @@ TEST(PlanOnDevice, IsWhatRanksThatShareAGpuHold) {
   }
 }
 
+// Of `ranks` threads over NCCL.
+HeldOnGpu held_over_nccl(int ranks, const ShardingOptions& options, bool fixed_order) {
+  HeldOnGpu measured;
+  const auto rank = [&](const std::shared_ptr<comm::Communicator>& communicator) {
+    const DeviceGuard on_its_gpu(communicator->device());
+    const Context context(testing::world_of(communicator->rank(), ranks, 0), communicator);
+    const HeldOnGpu mine = train_two_steps(context, options);
+    if (context.is_main()) measured = mine;
+  };
+  testing::expect_no_failure(testing::run_nccl(ranks, rank, {.fixed_order = fixed_order}));
+  return measured;
+}
+
 // Each with its own copy, and scratch for NCCL's sums.
 TEST(PlanOnDevice, IsWhatRanksOverNcclHold) {
   TESSERA_NEEDS_NCCL(2);
+  ShardingOptions wired[] = {toy_options(Strategy::no_shard), toy_options(Strategy::full_shard)};
+  for (ShardingOptions& options : wired) {
+    options.gather_wire = WireFormat::fp8_e5m2;
+    options.reduce_wire = WireFormat::int8;
+  }
   for (const bool fixed_order : {false, true}) {
     for (const ShardingOptions& options :
-         {toy_options(Strategy::no_shard), toy_options(Strategy::full_shard)}) {
-      HeldOnGpu measured;
-      const auto rank = [&](const std::shared_ptr<comm::Communicator>& communicator) {
-        const DeviceGuard on_its_gpu(communicator->device());
-        const Context context(testing::world_of(communicator->rank(), 2, 0), communicator);
-        const HeldOnGpu mine = train_two_steps(context, options);
-        if (context.is_main()) measured = mine;
-      };
-      testing::expect_no_failure(testing::run_nccl(2, rank, {.fixed_order = fixed_order}));
+         {toy_options(Strategy::no_shard), toy_options(Strategy::full_shard), wired[0], wired[1]}) {
       expect_planned({.ranks = 2, .device = DeviceType::cuda, .fixed_reduction_order = fixed_order},
-                     options, measured);
+                     options, held_over_nccl(2, options, fixed_order));
     }
+  }
+}
+
+// Sums across copies have scratch of their own, and so have gathers from those that keep a part.
+TEST(PlanOnDevice, IsWhatGroupsOverNcclHold) {
+  TESSERA_NEEDS_NCCL(4);
+  ShardingOptions hybrid = toy_options(Strategy::hybrid_shard, 2);
+  hybrid.param_dtype = bfloat16;
+  ShardingOptions parts = toy_options(Strategy::full_shard);
+  parts.reshard_after_forward = 2;
+  parts.gather_wire = WireFormat::int8;
+  for (const ShardingOptions& options : {hybrid, parts}) {
+    expect_planned({.ranks = 4, .device = DeviceType::cuda}, options,
+                   held_over_nccl(4, options, false));
   }
 }
 

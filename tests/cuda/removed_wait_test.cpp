@@ -1,6 +1,7 @@
 // Each wait between the schedule's queues is needed: without it, the access checker finds accesses
 // that nothing orders. Under the thread sanitizer it is the sanitizer that finds them, and the
 // checker, whose lock would order the threads, is off: then CTest expects the sanitizer's report.
+#include <algorithm>
 #include <optional>
 #include <string>
 
@@ -19,9 +20,9 @@ struct Wait {
   std::string waiting, recording;
 };
 
-// Conflicts of two steps of FULL_SHARD on two ranks, without the waits of `dropped`. A step before
-// them makes the buffers, and waits on the host for that.
-int conflicts_without(const std::optional<Wait>& dropped) {
+// Conflicts of two steps on two ranks under FULL_SHARD, or on four under HYBRID_SHARD, without the
+// waits of `dropped`. A step before them makes the buffers, and waits on the host for that.
+int conflicts_without(const std::optional<Wait>& dropped, bool hybrid = false) {
   namespace checker = emulator::checker;
   checker::set_enabled(checks_accesses);
   std::optional<emulator::DropWaits> drop;
@@ -53,12 +54,14 @@ int conflicts_without(const std::optional<Wait>& dropped) {
     if (drop) dropped_waits = drop->count();
     drop.reset();
   };
+  const ShardingOptions options = hybrid ? testing::toy_options(Strategy::hybrid_shard, 2)
+                                         : testing::toy_options(Strategy::full_shard);
   launch(
-      2,
+      hybrid ? 4 : 2,
       [&](Context& context) {
         manual_seed(3);
         testing::ToyTransformer net;
-        ShardedModel model = fully_shard(net, context, testing::toy_options(Strategy::full_shard));
+        ShardedModel model = fully_shard(net, context, options);
         program(context, net, model);
       },
       Device::cuda());
@@ -71,18 +74,27 @@ int conflicts_without(const std::optional<Wait>& dropped) {
 
 TEST(RemovedWait, NoneIsMissing) {
   EXPECT_EQ(conflicts_without(std::nullopt), 0);
+  EXPECT_EQ(conflicts_without(std::nullopt, true), 0);
 }
 
 class RemovedWaitBetween : public ::testing::TestWithParam<Wait> {};
 INSTANTIATE_TEST_SUITE_P(Queues, RemovedWaitBetween,
                          ::testing::Values(Wait{"compute", "gather"}, Wait{"gather", "compute"},
-                                           Wait{"reduce", "compute"}, Wait{"compute", "reduce"}),
+                                           Wait{"reduce", "compute"}, Wait{"compute", "reduce"},
+                                           Wait{"all-reduce", "reduce"},
+                                           Wait{"compute", "all-reduce"},
+                                           Wait{"reduce", "all-reduce"}),
                          [](const auto& parameter) {
-                           return parameter.param.waiting + "_for_" + parameter.param.recording;
+                           std::string name =
+                               parameter.param.waiting + "_for_" + parameter.param.recording;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
                          });
 
 TEST_P(RemovedWaitBetween, IsFound) {
-  const int conflicts = conflicts_without(GetParam());
+  const bool between_copies =
+      GetParam().waiting == "all-reduce" || GetParam().recording == "all-reduce";
+  const int conflicts = conflicts_without(GetParam(), between_copies);
   if (checks_accesses) {
     EXPECT_GT(conflicts, 0);
   }

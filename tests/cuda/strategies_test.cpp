@@ -97,10 +97,13 @@ TEST_F(DeviceStrategies, MixedAndFrozenUnits) {
 TEST_F(DeviceStrategies, FourRanks) {
   const Trajectory plain = train(4, options_of(Strategy::no_shard), Device::cuda());
   expect_close_losses(train(4, options_of(Strategy::no_shard), Device::cpu()), plain, 1e-4);
+  ShardingOptions resharded = options_of(Strategy::full_shard);
+  resharded.reshard_after_forward = 2;
+  resharded.limit_all_gathers = 3;
   for (const auto& options :
        {options_of(Strategy::shard_optimizer), options_of(Strategy::shard_grad_op),
         options_of(Strategy::full_shard), options_of(Strategy::hybrid_shard, 2),
-        options_of(Strategy::hybrid_shard_zero2, 2)}) {
+        options_of(Strategy::hybrid_shard_zero2, 2), resharded}) {
     EXPECT_TRUE(same_bits(plain, train(4, options, Device::cuda()))) << testing::describe(options);
   }
 }

@@ -11,7 +11,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <string_view>
+#include <vector>
 
 #include "engine/autograd.h"
 #include "engine/ops.h"
@@ -22,13 +24,23 @@
 namespace tessera::gradient_cases {
 
 using kernels::UnaryOp;
-using testing::check_gradients;
+using testing::CheckOptions;
 using testing::leaf;
 using testing::values;
 using testing::weighted_sum;
 
-// Whose ops are checked. The includer defines it.
+// Whose ops are checked, and how many elements of a leaf are stepped to either side (0: all). The
+// includer defines both.
 Device checked_device();
+std::size_t checked_elements();
+
+inline void check_gradients(const std::function<Tensor()>& function,
+                            const std::vector<Tensor>& leaves, CheckOptions options = {}) {
+  const std::size_t most = checked_elements();
+  if (most > 0 && (options.max_elements == 0 || options.max_elements > most))
+    options.max_elements = most;
+  testing::check_gradients(function, leaves, options);
+}
 
 class GradientCheck : public ::testing::Test {
  protected:

@@ -2,16 +2,17 @@
 #include "engine/memory.h"
 
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "engine/storage.h"
 #include "engine/tensor.h"
 #include "kernels/base/error.h"
 
@@ -129,65 +130,120 @@ TEST(MemoryPool, SaysHowMuchWasAskedForWhenThereIsNoMore) {
   EXPECT_EQ(pool->stats().in_use, 0u);
 }
 
-TEST(MemoryPool, ADiscardedBlockHoldsNothingAndIsZero) {
-  constexpr std::size_t bytes = std::size_t{4} << 20;
-  const auto pool = MemoryPool::create();
-  int peaks = 0;
-  pool->set_on_peak([&] { ++peaks; });
-  auto block = pool->allocate(bytes);
-  std::memset(block.get(), 7, bytes);
-  ASSERT_TRUE(MemoryPool::discard(block));
-  EXPECT_TRUE(MemoryPool::discard(block));
-  EXPECT_EQ(pool->stats().in_use, 0u);
-  EXPECT_EQ(pool->stats().held, 0u);
-  EXPECT_EQ(pool->stats().reserved, bytes);
-  std::vector<unsigned char> resident(bytes / 4096);
-  ASSERT_EQ(mincore(block.get(), bytes, resident.data()), 0);
-  EXPECT_EQ(std::count(resident.begin(), resident.end(), 0), bytes / 4096);
-  EXPECT_EQ(block.get()[bytes - 1], std::byte{0});
-  MemoryPool::restore(block);
-  MemoryPool::restore(block);
-  EXPECT_EQ(pool->stats().in_use, bytes);
-  EXPECT_EQ(pool->stats().held, bytes);
-  EXPECT_EQ(peaks, 1);
-  ASSERT_TRUE(MemoryPool::discard(block));
-  block.reset();
-  EXPECT_EQ(pool->stats().in_use, 0u);
-  block = pool->allocate(bytes);  // the same one
-  EXPECT_EQ(pool->stats().held, bytes);
-  EXPECT_EQ(pool->stats().system_allocations, 1u);
+constexpr std::size_t mebibyte = std::size_t{1} << 20;
+
+std::shared_ptr<Storage> discarded(std::size_t bytes) {
+  auto storage = Storage::allocate(bytes, Device::cpu());
+  std::memset(storage->data(), 7, bytes);
+  storage->discard();
+  return storage;
 }
 
-TEST(MemoryPool, SmallBlocksAreNotDiscarded) {
-  const auto pool = MemoryPool::create();
-  const auto block = pool->allocate(1000);
-  block.get()[0] = std::byte{7};
-  EXPECT_FALSE(MemoryPool::discard(block));
-  EXPECT_EQ(block.get()[0], std::byte{7});
+// A pool of its own for a test of storages.
+class OwnPool {
+ public:
+  OwnPool() { MemoryPool::set_current(pool_); }
+  ~OwnPool() { MemoryPool::set_current(before_); }
+  OwnPool(const OwnPool&) = delete;
+  OwnPool& operator=(const OwnPool&) = delete;
+  [[nodiscard]] MemoryPool& operator*() const { return *pool_; }
+  [[nodiscard]] MemoryPool* operator->() const { return pool_.get(); }
+
+ private:
+  std::shared_ptr<MemoryPool> before_ = MemoryPool::current();
+  std::shared_ptr<MemoryPool> pool_ = MemoryPool::create();
+};
+
+TEST(Discarding, WhatIsDiscardedServesOthersAndCountsAsItsOwnKind) {
+  const OwnPool pool;
+  int peaks = 0;
+  pool->set_on_peak([&] { ++peaks; });
+  std::shared_ptr<Storage> storage;
+  {
+    const MemoryScope kind(MemoryKind::gradients);
+    storage = discarded(mebibyte);
+  }
+  storage->discard();
+  EXPECT_EQ(pool->stats().in_use, 0u);
+  {
+    const auto other = pool->allocate(mebibyte);
+    EXPECT_EQ(pool->stats().use[MemoryKind::activations], mebibyte);
+  }
+  storage->restore();
+  storage->restore();
+  EXPECT_TRUE(storage->present());
+  EXPECT_EQ(pool->stats().use[MemoryKind::gradients], mebibyte);
+  EXPECT_EQ(peaks, 1);
+  EXPECT_EQ(pool->stats().system_allocations, 1u);
+  storage->discard();
+  storage.reset();
+  EXPECT_EQ(pool->stats().in_use, 0u);
+}
+
+TEST(Discarding, WhoReadsWhatIsDiscardedGetsZeros) {
+  const OwnPool pool;
+  const auto storage = discarded(mebibyte);
+  EXPECT_TRUE(storage->present());
+  EXPECT_EQ(storage->data()[mebibyte - 1], std::byte{0});
+  EXPECT_EQ(pool->stats().in_use, mebibyte);
+}
+
+TEST(Discarding, SmallMemoryStays) {
+  const OwnPool pool;
+  const auto storage = discarded(1000);
+  EXPECT_EQ(storage->data()[0], std::byte{7});
   EXPECT_EQ(pool->stats().in_use, 1024u);
+}
+
+// A forward's activations go while a backward's gradients come: no page is made for these.
+TEST(Discarding, WhatComesBackTakesALargerBlockThatIsFree) {
+  const OwnPool pool;
+  const auto gradient = discarded(3 * mebibyte);
+  const auto kept = pool->allocate(6 * mebibyte);
+  { const auto activations = pool->allocate(6 * mebibyte); }
+  const MemoryStats before = pool->stats();
+  gradient->restore();
+  EXPECT_EQ(pool->stats().in_use, 9 * mebibyte) << "it counts with its own size";
+  EXPECT_EQ(pool->stats().held, before.held);
+  EXPECT_EQ(pool->stats().system_allocations, before.system_allocations);
+  gradient->discard();
+  const auto activations = pool->allocate(6 * mebibyte);
+  EXPECT_EQ(pool->stats().held, before.held);
+}
+
+// But only if what is to come back as well does not need the rest of the block.
+TEST(Discarding, WhatComesBackLeavesRoomForTheOthers) {
+  const OwnPool pool;
+  const auto first = discarded(3 * mebibyte);
+  const auto second = discarded(3 * mebibyte);
+  { const auto activations = pool->allocate(6 * mebibyte); }
+  first->restore();
+  second->restore();
+  EXPECT_EQ(pool->stats().in_use, 6 * mebibyte);
+  EXPECT_EQ(pool->stats().peak_in_use, 6 * mebibyte);
+  EXPECT_EQ(pool->stats().held, 6 * mebibyte);
 }
 
 // What is kept for later gives its pages to what comes back, the longest unused first, and gets new
 // ones when it is used.
 TEST(MemoryPool, NoMoreIsHeldThanWasInUseAtOnce) {
-  constexpr std::size_t bytes = std::size_t{4} << 20;
-  const auto pool = MemoryPool::create();
-  const auto comes_and_goes = pool->allocate(bytes);
-  ASSERT_TRUE(MemoryPool::discard(comes_and_goes));
+  constexpr std::size_t bytes = 4 * mebibyte;
+  const OwnPool pool;
+  const auto comes_and_goes = discarded(bytes);
   {
     const auto longer_unused = pool->allocate(2 * bytes);
     std::memset(longer_unused.get(), 7, 2 * bytes);
   }
+  EXPECT_EQ(pool->stats().held, 2 * bytes) << "what was discarded gave its pages";
   const auto in_use = pool->allocate(bytes);
   EXPECT_EQ(pool->stats().peak_in_use, 2 * bytes);
   EXPECT_EQ(pool->stats().held, bytes) << "the block of two gave its pages to the third";
-  MemoryPool::restore(comes_and_goes);
+  const auto also = pool->allocate(bytes);
   EXPECT_EQ(pool->stats().held, 2 * bytes);
   EXPECT_EQ(pool->stats().peak_held, 2 * bytes);
   const auto again = pool->allocate(2 * bytes);
   EXPECT_EQ(again.get()[0], std::byte{0});
   EXPECT_EQ(pool->stats().held, 4 * bytes);
-  EXPECT_EQ(pool->stats().system_allocations, 3u);
 }
 
 // Batches of lengths that take turns.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/optim/schedule.h"
+#include "kernels/base/error.h"
 #include "support/gradient_check.h"
 
 namespace tessera {
@@ -95,6 +96,40 @@ TEST(AdamW, FollowsItsFormula) {
     EXPECT_EQ(optimizer.step_counts(), (std::vector<std::int64_t>{5, 5}));
     EXPECT_EQ(optimizer.state_bytes(), 2 * (35 + 9) * size_of(dtype));
   }
+}
+
+TEST(AdamW, GroupsHaveARateAndADecayOfTheirOwn) {
+  const Case c(float64);
+  optim::AdamW optimizer(c.parameters, {.lr = 0.02,
+                                        .beta1 = 0.8,
+                                        .beta2 = 0.95,
+                                        .eps = 1e-6,
+                                        .weight_decay = 0.1,
+                                        .decay = optim::decay_matrices,
+                                        .groups = {{.pattern = "b", .weight_decay = 0.3},
+                                                   {.pattern = "[bp]", .lr_scale = 0.5}}});
+  std::vector<AdamReference> references = {{0.01, 0.8, 0.95, 1e-6, 0.1, {}, {}},
+                                           {0.02, 0.8, 0.95, 1e-6, 0.3, {}, {}}};
+  std::vector<Numbers> wanted;
+  for (const auto& parameter : c.parameters) wanted.push_back(parameter.tensor.to_vector());
+  for (int step = 1; step <= 3; ++step) {
+    c.give_gradients(step);
+    optimizer.step();
+    for (std::size_t i = 0; i < 2; ++i) {
+      references[i].step(wanted[i], Case::gradient(i, step), step);
+      expect_near(c.parameters[i].tensor, wanted[i]);
+    }
+  }
+}
+
+TEST(Optimizer, RefusesAGroupOfNothing) {
+  const Case c(float32);
+  for (const char* pattern : {"q", "p.*x", "("}) {
+    EXPECT_THROW(optim::Sgd(c.parameters, {.groups = {{.pattern = pattern}}}), Error) << pattern;
+  }
+  Tensor matrix = c.parameters[0].tensor;
+  matrix.set_requires_grad(false);
+  EXPECT_THROW(optim::Sgd(c.parameters, {.groups = {{.pattern = "p"}}}), Error);
 }
 
 TEST(Sgd, FollowsItsFormula) {

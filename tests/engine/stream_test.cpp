@@ -50,6 +50,27 @@ TEST_P(StreamTest, AnEventIsReachedWhenItsWorkIsDone) {
   EXPECT_GE(stream.busy_seconds(), 0.004);
 }
 
+// The first event does not wait for the second piece of work, and tells nothing of its failure.
+TEST_P(StreamTest, TwoPiecesOfWorkHaveAnEventEach) {
+  Stream stream("two");
+  std::vector<int> order;
+  std::atomic<bool> goes_on = GetParam();
+  const Stream::Two events = stream.enqueue([&] { order.push_back(1); },
+                                            [&] {
+                                              while (!goes_on) std::this_thread::yield();
+                                              order.push_back(2);
+                                              throw std::runtime_error("planted");
+                                            });
+  events.first.wait();
+  EXPECT_TRUE(events.first.succeeded());
+  EXPECT_EQ(order.front(), 1);
+  goes_on = true;
+  EXPECT_THROW(events.second.wait(), std::runtime_error);
+  EXPECT_TRUE(events.second.done());
+  EXPECT_FALSE(events.second.succeeded());
+  EXPECT_EQ(order, (std::vector<int>{1, 2}));
+}
+
 TEST_P(StreamTest, AStreamWaitsForAnothersEvent) {
   Stream producer("producer");
   Stream consumer("consumer");

@@ -24,6 +24,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
 #include "cli/recipe.h"
+#include "fuzz/control_target.h"
 #include "kernels/base/error.h"
 #include "models/registry.h"
 #include "tokenizers/load.h"
@@ -262,6 +263,7 @@ const std::vector<FuzzTarget>& fuzz_targets() {
       {"recipe", tolerant<run_recipe>},
       {"config", tolerant<run_config>},
       {"tokenizer", tolerant<run_tokenizer>},
+      {"control", tolerant<run_control>},
   };
   return targets;
 }

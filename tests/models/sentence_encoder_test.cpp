@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "checkpoint/convert.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/sharded_state.h"
 #include "checkpoint/support.h"
@@ -258,6 +259,51 @@ TEST(SentenceEncoders, AFullStepFolderIsASentenceTransformersFolder) {
   models::load_sentence_encoder(step, *model, tensors);
   model->eval();
   EXPECT_EQ(embeddings(*model), saved);
+}
+
+// From a step and to one: what belongs to a module's folder stays in it.
+TEST(SentenceEncoders, ConversionsKeepTheFoldersOfModules) {
+  const EncoderFolder folder;
+  const TemporaryFolder out;
+  const auto at = [&](const char* name) { return (out.path() / name).string(); };
+  launch(2, [&](Context& context) {
+    const auto net = models::make_sentence_encoder(folder.path());
+    ShardedModel sharded = fully_shard(*net, context, {.strategy = Strategy::full_shard});
+    optim::Sgd optimizer(sharded.parameters(), {.lr = 1e-2});
+    for (const auto type : {checkpoint::StateDictType::full, checkpoint::StateDictType::sharded}) {
+      SaveOptions options;
+      options.type = type;
+      options.step = type == checkpoint::StateDictType::full ? 1 : 2;
+      options.files = net->files();
+      options.files["config.json"] = net->config().dump();
+      options.tensor_folders = net->tensor_folders();
+      (void)save(context, at("run"), sharded, optimizer, options);
+    }
+  });
+  const auto expect_whole = [&](const char* name) {
+    const checkpoint::SafetensorsFile root(at(name) + "/model.safetensors");
+    for (const auto& entry : root.header().tensors()) EXPECT_FALSE(entry.name.starts_with("2_"));
+    const checkpoint::SafetensorsFile dense(at(name) + "/2_Dense/model.safetensors");
+    EXPECT_EQ(dense.header().tensors().size(), 2u) << name;
+    const auto loaded = models::make_sentence_encoder(at(name));
+    auto tensors = whole(*loaded);
+    models::load_sentence_encoder(at(name), *loaded, tensors);
+    EXPECT_NE(dense.header().find("linear.bias"), nullptr);
+    return loaded->dimension();
+  };
+  checkpoint::convert(at("run/step-1"), at("hf"), {.to = "hf", .verify = true});
+  checkpoint::convert(at("run/step-2"), at("hf-of-shards"), {.to = "hf"});
+  checkpoint::convert(at("hf"), at("step"), {.to = "full", .verify = true});
+  checkpoint::convert(at("step"), at("again"),
+                      {.to = "hf", .max_file_size = 1000, .dtype = bfloat16});
+  for (const char* name : {"hf", "hf-of-shards", "step"}) EXPECT_EQ(expect_whole(name), 5);
+  checkpoint::verify(at("step"));
+  const checkpoint::SafetensorsFile narrow(at("again/2_Dense/model.safetensors"));
+  EXPECT_EQ(narrow.header().find("linear.weight")->stored->dtype, bfloat16);
+  EXPECT_EQ(read_all(out.path() / "again/model.safetensors.index.json").find("2_Dense"),
+            std::string::npos);
+  EXPECT_EQ(read_all(out.path() / "hf/2_Dense/model.safetensors"),
+            read_all(out.path() / "hf-of-shards/2_Dense/model.safetensors"));
 }
 
 TEST(SentenceEncoders, WhatIsMissingFromAFolderIsListed) {

@@ -43,6 +43,17 @@ TEST_P(TextEncoderTest, PaddingAndNeighboursChangeNoBit) {
   }
 }
 
+TEST_P(TextEncoderTest, WeightsLaidOutForComputingAloneChangeNoBit) {
+  manual_seed(5);
+  const auto model = models::make_text_encoder(tiny_encoder(GetParam()), "test");
+  model->eval();
+  const NoGradGuard no_grad;
+  const auto batch = encoder_batch({4, 9, 1, 16}, 16);
+  const auto before = model->forward(batch).to_vector();
+  nn::lay_in_first(*model);
+  EXPECT_EQ(model->forward(batch).to_vector(), before);
+}
+
 TEST_P(TextEncoderTest, WhatStandsInThePaddingIsNotRead) {
   manual_seed(5);
   const auto model = models::make_text_encoder(tiny_encoder(GetParam()), "test");

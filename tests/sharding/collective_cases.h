@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/base/low_precision.h"
+#include "kernels/registry.h"
 #include "sharding/comm/communicator.h"
 
 namespace tessera::comm::cases {
@@ -156,6 +157,47 @@ inline void check_gathered_ranges(const Ranks& ranks) {
   }
 }
 
+inline double element_at(const std::byte* memory, std::int64_t index, DType dtype) {
+  const auto load = [&](auto element) {
+    std::memcpy(&element, memory + index * static_cast<std::int64_t>(sizeof element),
+                sizeof element);
+    return static_cast<double>(to_float(element));
+  };
+  switch (dtype) {
+    case DType::bfloat16:
+      return load(BFloat16{});
+    case DType::float16:
+      return load(Float16{});
+    case DType::float64: {
+      double element = 0;
+      std::memcpy(&element, memory + index * 8, 8);
+      return element;
+    }
+    default:
+      return load(float{});
+  }
+}
+
+// Elements [first, first + count) of what a rank adds, rounded to what it travels as; `first` is
+// where a block begins.
+inline void put_contribution(std::byte* memory, int rank, std::int64_t first, std::int64_t count,
+                             const Reduction& reduction, std::uint64_t seed) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    put(memory, i, reduction.in_dtype, value_of(seed, rank, first + i));
+  }
+  if (reduction.wire != WireFormat::same) {
+    kernels::cpu::wire({kernels::WireStep::round, reduction.wire, memory, memory, nullptr, nullptr,
+                        count, reduction.in_dtype, reduction.in_dtype});
+  }
+}
+
+inline std::vector<std::byte> contribution_of(int rank, std::int64_t count,
+                                              const Reduction& reduction, std::uint64_t seed) {
+  std::vector<std::byte> region(static_cast<std::size_t>(count) * size_of(reduction.in_dtype));
+  put_contribution(region.data(), rank, 0, count, reduction, seed);
+  return region;
+}
+
 // reduce_scatter over ranges that together cover the buffer, and all_reduce of the same contents,
 // against the tree.
 inline void check_reductions(const Ranks& ranks, std::int64_t count, const Reduction& reduction,
@@ -166,21 +208,26 @@ inline void check_reductions(const Ranks& ranks, std::int64_t count, const Reduc
       ranks->allocate("gradients", static_cast<std::size_t>(count) * in_bytes, Sharing::per_rank);
   std::vector<std::byte> expected(static_cast<std::size_t>(count) * out_bytes);
   std::vector<std::byte> scattered(expected.size()), reduced(expected.size());
-  const auto fill = [&] {
-    for (std::int64_t i = 0; i < count; ++i) {
-      put(buffer->data(), i, reduction.in_dtype, value_of(seed, ranks->rank(), i));
-    }
-  };
+  const std::vector<std::byte> mine = contribution_of(ranks->rank(), count, reduction, seed);
+  const auto fill = [&] { std::copy(mine.begin(), mine.end(), buffer->data()); };
   std::vector<double> elements(static_cast<std::size_t>(ranks->size()));
-  for (std::int64_t i = 0; i < count; ++i) {
-    std::byte scratch[8];
-    for (int rank = 0; rank < ranks->size(); ++rank) {
-      elements[static_cast<std::size_t>(rank)] =
-          put(scratch, 0, reduction.in_dtype, value_of(seed, rank, i));
+  const std::size_t block_bytes = wire_block * in_bytes;
+  std::vector<std::byte> blocks(elements.size() * block_bytes);
+  for (std::int64_t first = 0; first < count; first += wire_block) {
+    const std::int64_t length = std::min(wire_block, count - first);
+    for (std::size_t rank = 0; rank < elements.size(); ++rank) {
+      put_contribution(blocks.data() + rank * block_bytes, static_cast<int>(rank), first, length,
+                       reduction, seed);
     }
-    const double old = put(scattered.data(), i, reduction.out_dtype, value_of(seed + 1, 0, i));
-    put(reduced.data(), i, reduction.out_dtype, old);
-    reference(elements, reduction, expected.data(), i, old);
+    for (std::int64_t i = 0; i < length; ++i) {
+      for (std::size_t rank = 0; rank < elements.size(); ++rank) {
+        elements[rank] = element_at(blocks.data() + rank * block_bytes, i, reduction.in_dtype);
+      }
+      const std::int64_t at = first + i;
+      const double old = put(scattered.data(), at, reduction.out_dtype, value_of(seed + 1, 0, at));
+      put(reduced.data(), at, reduction.out_dtype, old);
+      reference(elements, reduction, expected.data(), at, old);
+    }
   }
   // Each rank takes two ranges: an uneven cut, so that ranges start at any element.
   const std::int64_t first = count * ranks->rank() / ranks->size();
@@ -249,6 +296,47 @@ inline void check_messages(const Ranks& ranks) {
     }
     for (int root = 0; root < ranks->size(); ++root) {
       EXPECT_TRUE(ranks->broadcast(message_of(ranks->rank()), root) == message_of(root)) << bytes;
+    }
+  }
+}
+
+// Every pair in both directions, several messages on their way, and every root.
+inline void check_point_to_point(const Ranks& ranks) {
+  const int rank = ranks->rank(), size = ranks->size();
+  const auto value_at = [](int from, int to, int round, std::size_t i) {
+    return static_cast<std::byte>(from * 31 + to * 7 + round * 3 + static_cast<int>(i % 251));
+  };
+  for (const std::size_t bytes :
+       {std::size_t{0}, std::size_t{1}, std::size_t{5000}, std::size_t{1'000'000}}) {
+    std::vector<std::byte> memory(bytes);
+    const auto fill = [&](int from, int to, int round) {
+      for (std::size_t i = 0; i < bytes; ++i) memory[i] = value_at(from, to, round, i);
+    };
+    const auto wrong = [&](int from, int to, int round) {
+      std::size_t count = 0;
+      for (std::size_t i = 0; i < bytes; ++i) {
+        count += memory[i] != value_at(from, to, round, i) ? 1 : 0;
+      }
+      return count;
+    };
+    for (int from = 0; from < size; ++from) {
+      for (int to = 0; to < size; ++to) {
+        for (int round = 0; round < 3 && from != to; ++round) {
+          const Tag tag{.step = static_cast<std::uint64_t>(round)};
+          if (rank == from) {
+            fill(from, to, round);
+            ranks->send(memory.data(), bytes, to, tag);
+          } else if (rank == to) {
+            ranks->receive(memory.data(), bytes, from, tag);
+            EXPECT_EQ(wrong(from, to, round), 0u) << from << " to " << to << ", " << bytes;
+          }
+        }
+      }
+    }
+    for (int root = 0; root < size; ++root) {
+      if (rank == root) fill(root, root, 9);
+      ranks->broadcast(memory.data(), bytes, root, {.step = 9});
+      EXPECT_EQ(wrong(root, root, 9), 0u) << "from " << root << ", " << bytes;
     }
   }
 }

@@ -56,6 +56,10 @@ TEST_P(LocalRanks, ReductionsAreTheTree) {
   run([](const Ranks& ranks) { cases::check_all_reductions(ranks, 42); });
 }
 
+TEST_P(LocalRanks, PointToPoint) {
+  run(cases::check_point_to_point);
+}
+
 TEST_P(LocalRanks, Messages) {
   run(cases::check_messages);
 }
@@ -131,6 +135,31 @@ TEST(LocalFailures, OpsDiffer) {
                          }
                        },
                        {"do not agree", "rank 0", "barrier", "step 7", "rank 1", "exchange"});
+}
+
+TEST(LocalFailures, MessagesDiffer) {
+  expect_on_every_rank(2,
+                       [](const Ranks& ranks) {
+                         std::vector<std::byte> memory(300);
+                         if (ranks->rank() == 0) {
+                           ranks->send(memory.data(), 200, 1, {.step = 7});
+                           ranks->barrier();
+                         } else {
+                           ranks->receive(memory.data(), 300, 0, {.step = 7});
+                         }
+                       },
+                       {"rank 0", "200 bytes", "rank 1", "300 bytes", "step 7"});
+}
+
+TEST(LocalFailures, APeerThatIsNoneIsRefused) {
+  run_local(2, [](const Ranks& ranks) {
+    std::byte memory{};
+    for (const int peer : {-1, ranks->rank(), 2}) {
+      EXPECT_THROW(ranks->send(&memory, 1, peer), std::logic_error);
+      EXPECT_THROW(ranks->receive(&memory, 1, peer), std::logic_error);
+    }
+    EXPECT_THROW(ranks->broadcast(&memory, 1, 2), std::logic_error);
+  });
 }
 
 TEST(LocalFailures, BytesDiffer) {

@@ -28,6 +28,22 @@ constexpr const char* known[] = {"RANK",
                                  "OMPI_COMM_WORLD_SIZE",
                                  "OMPI_COMM_WORLD_LOCAL_RANK",
                                  "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                 "PMI_RANK",
+                                 "PMI_SIZE",
+                                 "MPI_LOCALRANKID",
+                                 "MPI_LOCALNRANKS",
+                                 "GROUP_RANK",
+                                 "GROUP_WORLD_SIZE",
+                                 "PMIX_NAMESPACE",
+                                 "SLURM_NNODES",
+                                 "SLURM_NODEID",
+                                 "SLURM_STEP_ID",
+                                 "SLURM_STEP_NUM_NODES",
+                                 "SLURM_STEP_NODELIST",
+                                 "SLURM_STEP_TASKS_PER_NODE",
+                                 "SLURM_TASKS_PER_NODE",
+                                 "SLURM_JOB_NODELIST",
+                                 "SLURM_NODELIST",
                                  "SLURM_PROCID",
                                  "SLURM_NTASKS",
                                  "SLURM_LOCALID",
@@ -110,6 +126,121 @@ TEST_F(WorldFromEnvironment, OpenMpiAndSlurm) {
   EXPECT_EQ(slurm.local_rank, 3);
   EXPECT_EQ(slurm.run_id, "77");
   EXPECT_EQ(world({{"SLURM_NTASKS", "4"}}).size, 1);  // a batch script, not a task
+}
+
+// Its mpirun may have started on the nodes by srun, whose tasks are not the ranks then; and srun's
+// own ranks have the first of these variables as well.
+TEST_F(WorldFromEnvironment, MpichBesideSlurm) {
+  const World mpich = world({{"PMI_RANK", "5"},
+                             {"PMI_SIZE", "8"},
+                             {"MPI_LOCALRANKID", "1"},
+                             {"MPI_LOCALNRANKS", "4"},
+                             {"SLURM_PROCID", "1"},
+                             {"SLURM_NTASKS", "2"}});
+  EXPECT_EQ(mpich.rank, 5);
+  EXPECT_EQ(mpich.size, 8);
+  EXPECT_EQ(mpich.local_rank, 1);
+  EXPECT_EQ(mpich.local_size, 4);
+  EXPECT_EQ(mpich.nodes, 2);
+  const World slurm = world({{"PMI_RANK", "3"},
+                             {"PMI_SIZE", "4"},
+                             {"SLURM_PROCID", "3"},
+                             {"SLURM_NTASKS", "4"},
+                             {"SLURM_LOCALID", "1"},
+                             {"SLURM_STEP_NUM_NODES", "2"},
+                             {"SLURM_STEP_TASKS_PER_NODE", "2(x2)"}});
+  EXPECT_EQ(slurm.local_rank, 1);
+  EXPECT_EQ(slurm.local_size, 2);
+}
+
+// Three nodes with 2, 2 and 1 tasks of a job that has more nodes than the step.
+TEST_F(WorldFromEnvironment, SlurmOverSeveralNodes) {
+  const Environment step{{"SLURM_NTASKS", "5"},
+                         {"SLURM_NNODES", "8"},
+                         {"SLURM_STEP_NUM_NODES", "3"},
+                         {"SLURM_STEP_TASKS_PER_NODE", "2(x2),1"},
+                         {"SLURM_TASKS_PER_NODE", "4(x8)"},
+                         {"SLURM_STEP_NODELIST", "gpu[07-08,11],login"},
+                         {"SLURM_JOB_NODELIST", "cpu1,gpu[07-12]"},
+                         {"SLURM_JOB_ID", "77"},
+                         {"SLURM_STEP_ID", "3"}};
+  const auto task = [&](const char* rank, const char* node, const char* local) {
+    Environment here = step;
+    here.insert({{"SLURM_PROCID", rank}, {"SLURM_NODEID", node}, {"SLURM_LOCALID", local}});
+    return world(here);
+  };
+  const World second = task("3", "1", "1");
+  EXPECT_EQ(second.rank, 3);
+  EXPECT_EQ(second.local_rank, 1);
+  EXPECT_EQ(second.local_size, 2);
+  EXPECT_EQ(second.node_rank, 1);
+  EXPECT_EQ(second.nodes, 3);
+  EXPECT_EQ(second.master_address, "gpu07");
+  EXPECT_EQ(second.run_id, "77.3");
+  const World last = task("4", "2", "0");
+  EXPECT_EQ(last.local_size, 1);
+  EXPECT_EQ(last.local_rank, 0);
+  EXPECT_EQ(last.node_rank, 2);
+}
+
+TEST_F(WorldFromEnvironment, SlurmsListsOfHosts) {
+  const auto first = [&](const char* list) {
+    return world({{"SLURM_PROCID", "1"},
+                  {"SLURM_NTASKS", "2"},
+                  {"SLURM_NNODES", "2"},
+                  {"SLURM_NODEID", "1"},
+                  {"SLURM_JOB_NODELIST", list}})
+        .master_address;
+  };
+  EXPECT_EQ(first("a,b"), "a");
+  EXPECT_EQ(first("node[3-4]"), "node3");
+  EXPECT_EQ(first("r[01]n[2-9]"), "r01n2");
+  EXPECT_EQ(first("n[007,9].site,x[1-2]"), "n007.site");
+  EXPECT_EQ(first("one,n[1-2]"), "one");
+  const World given = world({{"SLURM_PROCID", "1"},
+                             {"SLURM_NTASKS", "2"},
+                             {"SLURM_NNODES", "2"},
+                             {"SLURM_NODEID", "1"},
+                             {"SLURM_JOB_NODELIST", "a,b"},
+                             {"MASTER_ADDR", "10.0.0.1"}});
+  EXPECT_EQ(given.master_address, "10.0.0.1");
+  EXPECT_EQ(given.local_size, 1);
+  expect_parts(error({{"SLURM_PROCID", "1"},
+                      {"SLURM_NTASKS", "4"},
+                      {"SLURM_NNODES", "2"},
+                      {"SLURM_NODEID", "1"},
+                      {"SLURM_TASKS_PER_NODE", "2"}}),
+               {"SLURM_TASKS_PER_NODE='2'", "the tasks of node 1"});
+}
+
+TEST_F(WorldFromEnvironment, NodesOfTorchrunAndOpenMpi) {
+  const World torchrun = world({{"RANK", "5"},
+                                {"WORLD_SIZE", "7"},
+                                {"LOCAL_RANK", "1"},
+                                {"LOCAL_WORLD_SIZE", "4"},
+                                {"GROUP_RANK", "1"},
+                                {"GROUP_WORLD_SIZE", "2"}});
+  EXPECT_EQ(torchrun.node_rank, 1);
+  EXPECT_EQ(torchrun.nodes, 2);
+  const World openmpi = world({{"OMPI_COMM_WORLD_RANK", "5"},
+                               {"OMPI_COMM_WORLD_SIZE", "6"},
+                               {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                               {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                               {"PMIX_NAMESPACE", "4711"}});
+  EXPECT_EQ(openmpi.node_rank, 2);
+  EXPECT_EQ(openmpi.nodes, 3);
+  EXPECT_EQ(openmpi.run_id, "4711");
+  // The third of three hosts with one, one and three ranks.
+  const World uneven = world({{"RANK", "3"},
+                              {"WORLD_SIZE", "5"},
+                              {"LOCAL_RANK", "1"},
+                              {"LOCAL_WORLD_SIZE", "3"},
+                              {"GROUP_RANK", "2"}});
+  EXPECT_EQ(uneven.node_rank, 2);
+  EXPECT_EQ(uneven.nodes, 3);
+  expect_parts(
+      error({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"GROUP_RANK", "1"}, {"GROUP_WORLD_SIZE", "1"}}),
+      {"GROUP_RANK=1", "0 to 0"});
 }
 
 TEST_F(WorldFromEnvironment, MissingPartnersAreNamed) {

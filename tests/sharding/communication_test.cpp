@@ -81,10 +81,9 @@ Expected formula(int world, const ShardingOptions& options, bool reduces) {
       expected.bytes += others * elements * wire;
       ++expected.collectives;
     }
-    if (copies > 1) {  // a ring's all-reduce; across groups the partial sums are fp32
-      const std::uint64_t buffer =
-          testing::round_up<std::uint64_t>(elements, 128) * (shards > 1 ? 4 : wire);
-      expected.bytes += 2 * buffer * (copies - 1) / copies;
+    if (copies > 1) {  // across groups the partial sums are fp32, as are the sums on their way back
+      const std::uint64_t buffer = testing::round_up<std::uint64_t>(elements, 128);
+      expected.bytes += buffer * ((shards > 1 ? 4 : wire) + 4) * (copies - 1) / copies;
       ++expected.collectives;
     }
   }
@@ -119,7 +118,7 @@ TEST(Communication, WireDtypesCount) {
 }
 
 TEST(Communication, NoSyncReducesNothing) {
-  for (ShardingOptions options : testing::all_strategies(4)) {
+  for (const ShardingOptions& options : testing::all_strategies(4)) {
     // Nothing was reduced, so the optimizer changed nothing: whole copies stay valid.
     const auto got = step_of(4, options, true);
     EXPECT_EQ(got.bytes, formula(4, options, false).bytes) << testing::describe(options);

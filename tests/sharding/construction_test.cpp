@@ -121,22 +121,9 @@ std::string refusal_of(const ShardingOptions& options, DType parameters = float3
   });
 }
 
-// fp16 gradients need a loss scaler.
-TEST(Construction, RefusesFloat16) {
-  EXPECT_EQ(refusal_of({.param_dtype = float16}),
-            "param_dtype float16 needs a loss scaler, which this version has not; use bfloat16");
-  EXPECT_EQ(refusal_of({.reduce_dtype = float16}),
-            "reduce_dtype float16 needs a loss scaler, which this version has not; use bfloat16");
-  EXPECT_EQ(refusal_of({}, float16),
-            "parameter blocks.0.norm.weight is trained in float16, which needs a loss scaler, and "
-            "this version has none; use param_dtype bfloat16 or float32, or freeze it");
-  EXPECT_EQ(refusal_of({.param_dtype = bfloat16}, float16), "no exception");
-  launch(1, [](Context& context) {
-    const nn::ParameterDTypeGuard dtype(float16);
-    DeepNet net(1);
-    for (auto& parameter : net.named_parameters()) parameter.tensor.set_requires_grad(false);
-    EXPECT_NO_THROW(fully_shard(net, context));
-  });
+TEST(Construction, RefusesWhatIsNoFloat) {
+  EXPECT_EQ(refusal_of({.param_dtype = int32}), "parameters and gradients cannot be int32");
+  EXPECT_EQ(refusal_of({.reduce_dtype = uint8}), "parameters and gradients cannot be uint8");
 }
 
 std::string difference_of(const ShardingOptions& first, const ShardingOptions& second,
@@ -174,6 +161,8 @@ TEST(Construction, NamesTheOptionInWhichRanksDiffer) {
                 "reduction_group 0, reduced as their own\"");
   EXPECT_EQ(difference_of({}, {.wrap = WrapPolicy::list({"blocks.0"})}).substr(0, common.size()),
             common);
+  // The ranks of a host, on hosts of different sizes, where no groups are formed.
+  EXPECT_EQ(difference_of({.group_size = 3}, {.group_size = 1}), difference_of({}, {}));
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ class Formula {
     for (std::size_t i = 0; i < units.size(); ++i) add(units[i].layout(shards_), i == 0, rank);
     // Two of the largest unit, whose turn the units take.
     bytes_.communication += 2 * part_of(largest_gathered_, shards_) + 2 * largest_gradient_;
-    if (shards_ > 1 && copies_ > 1) bytes_.communication += largest_shard_;
+    if (shards_ > 1 && copies_ > 1) bytes_.communication += 2 * largest_shard_;
     const std::size_t summed = shards_ == 1 ? largest_whole_ : largest_shard_;
     const bool in_chunks = copies_ > 2 && summed * static_cast<std::size_t>(copies_) > direct_sums;
     if (in_chunks) bytes_.communication += part_of(all_reduce_chunks, copies_);

@@ -3,12 +3,10 @@
 #include <gtest/gtest.h>
 #include <malloc.h>
 #include <pthread.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
-#include <fstream>
 #include <functional>
 #include <optional>
 #include <string>
@@ -16,6 +14,7 @@
 
 #include "kernels/base/error.h"
 #include "sharding/sharding_testing.h"
+#include "support/memory_limit.h"
 #include "support/sanitizers.h"
 
 namespace tessera {
@@ -96,15 +95,6 @@ Trained train(bool in_files) {
   return trained;
 }
 
-std::size_t status_kib(const std::string& name) {
-  std::ifstream status("/proc/self/status");
-  for (std::string word; status >> word;) {
-    std::size_t value = 0;
-    if (word == name + ":" && status >> value) return value;
-  }
-  return 0;
-}
-
 // In a process of its own, whose heap gives back what is freed and whose threads have small stacks;
 // the exit status is what `body` returns.
 int in_process(const std::function<int()>& body) {
@@ -130,13 +120,6 @@ int in_process(const std::function<int()>& body) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
 }
 
-// From here on the process may take so much more anonymous memory.
-void limit_memory(std::size_t more) {
-  const rlim_t bytes = status_kib("VmData") * 1024 + more;
-  const rlimit limit{bytes, bytes};
-  ASSERT_EQ(::setrlimit(RLIMIT_DATA, &limit), 0);
-}
-
 class OffloadMemory : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -149,7 +132,7 @@ TEST_F(OffloadMemory, ThreeTimesTheLimitTrainsInTheSameBits) {
   EXPECT_EQ(in_process([] {
               const Trained expected = train(false);
               ::malloc_trim(0);
-              limit_memory(limit_bytes);
+              testing::limit_memory(limit_bytes);
               return train(true) == expected ? 0 : 1;
             }),
             0);
@@ -160,7 +143,7 @@ TEST_F(OffloadMemory, WithoutFilesTheLimitIsTooLow) {
   EXPECT_EQ(in_process([] {
               (void)train(true);
               ::malloc_trim(0);
-              limit_memory(limit_bytes);
+              testing::limit_memory(limit_bytes);
               try {
                 (void)train(false);
               } catch (const Error& error) {
@@ -177,9 +160,9 @@ TEST_F(OffloadMemory, ResidentMemoryStaysBelowTheLimit) {
               (void)train(true);  // code and libraries
               ::malloc_trim(0);
               std::ofstream("/proc/self/clear_refs") << 5;  // the peak begins anew
-              const std::size_t before = status_kib("VmRSS");
+              const std::size_t before = testing::status_kib("VmRSS");
               (void)train(true);
-              const std::size_t grown = status_kib("VmHWM") - before;
+              const std::size_t grown = testing::status_kib("VmHWM") - before;
               ::fprintf(stderr, "%zu KiB of state, %zu KiB resident at most\n", state_bytes / 1024,
                         grown);
               return grown < limit_bytes / 1024 ? 0 : 1;

@@ -12,79 +12,21 @@
 #include "engine/memory.h"
 #include "kernels/base/error.h"
 #include "sharding/layouts.h"
+#include "sharding/planned_toy.h"
 #include "sharding/sharding_testing.h"
 
 namespace tessera {
 namespace {
 
 using testing::all_strategies;
+using testing::exact_kinds;
+using testing::Measured;
+using testing::plan_options;
+using testing::plan_toy;
+using testing::PlannedCase;
+using testing::run_toy;
 using testing::toy_batch;
 using testing::ToyTransformer;
-
-struct PlannedCase {
-  ShardingOptions sharding;
-  int micro_batches = 1;
-  bool sync_each_batch = true;
-};
-
-PlanOptions plan_options(const PlannedCase& what, const ToyTransformer& net) {
-  PlanOptions options;
-  options.sharding = what.sharding;
-  options.micro_batches = what.micro_batches;
-  options.sync_each_batch = what.sync_each_batch;
-  options.loss = [&net](Device device) {
-    const MemoryScope data(MemoryKind::other);
-    const auto batch = toy_batch(0, 2);
-    const Tensor ids = batch.ids.to(device);
-    const Tensor targets = batch.targets.to(device);
-    const MemoryScope compute(MemoryKind::activations);
-    return net.loss(ids, targets);
-  };
-  return options;
-}
-
-MemoryPlan plan_toy(int world, const PlannedCase& what, DeviceType device = DeviceType::cpu) {
-  const DeviceGuard deferred(Device::meta());
-  ToyTransformer net;
-  return plan(net, {.ranks = world, .device = device}, plan_options(what, net));
-}
-
-struct Measured {
-  RankMemory memory;
-  std::uint64_t moved = 0;  // in the second step
-};
-
-// Two real steps of every rank.
-std::vector<Measured> run_toy(int world, const PlannedCase& what) {
-  std::vector<Measured> ranks(static_cast<std::size_t>(world));
-  launch(world, [&](Context& context) {
-    const testing::OneThread one_thread;
-    manual_seed(5);
-    std::optional<ToyTransformer> net;
-    {
-      const DeviceGuard deferred(Device::meta());
-      net.emplace();
-    }
-    ShardedModel model = fully_shard(*net, context, what.sharding);
-    optim::AdamW optimizer(model.parameters(), {});
-    const PlanOptions options = plan_options(what, *net);
-    Measured& mine = ranks[static_cast<std::size_t>(context.rank())];
-    for (int step = 0; step < 2; ++step) {
-      const std::uint64_t before = model.communication().bytes;
-      for (int batch = 1; batch <= what.micro_batches; ++batch) {
-        std::optional<ShardedModel::NoSync> local_only;
-        if (!what.sync_each_batch && batch < what.micro_batches) local_only.emplace(model);
-        options.loss(context.device()).backward();
-      }
-      (void)model.clip_grad_norm(1.0);
-      optimizer.step();
-      optimizer.zero_grad();
-      mine.moved = model.communication().bytes - before;
-    }
-    mine.memory = measure_memory(context);
-  });
-  return ranks;
-}
 
 std::vector<PlannedCase> cases_of(int world) {
   std::vector<PlannedCase> cases;
@@ -94,6 +36,11 @@ std::vector<PlannedCase> cases_of(int world) {
       cases.push_back({.sharding = sharding});
       cases.push_back({.sharding = sharding, .micro_batches = 3, .sync_each_batch = false});
     }
+    sharding.param_dtype = float16;
+    sharding.keep_fp32 = {"LayerNorm"};
+    sharding.gather_wire = WireFormat::fp8_e4m3;
+    sharding.reduce_wire = WireFormat::int8;
+    cases.push_back({.sharding = sharding});
   }
   return cases;
 }
@@ -103,9 +50,6 @@ std::string describe(int world, const PlannedCase& what) {
          (what.sharding.param_dtype ? "bf16, " : "fp32, ") + std::to_string(what.micro_batches) +
          " batches";
 }
-
-constexpr MemoryKind exact_kinds[] = {MemoryKind::parameters, MemoryKind::gradients,
-                                      MemoryKind::optimizer, MemoryKind::communication};
 
 // To the byte in the four kinds; the total and what is cached as well, since the pool does the
 // same.

@@ -39,6 +39,19 @@ TEST(RecordComm, CountsWhatReachesTheRank) {
   EXPECT_EQ(calls.at({Phase::reduce, Op::all_reduce, 2, 4}).bytes, 2u * 4096 * 3 / 4);
 }
 
+TEST(RecordComm, CountsMessagesWhereTheyArrive) {
+  const auto recorder = std::make_shared<Recorder>();
+  const auto world = connect_record({.rank = 1, .size = 4}, recorder);
+  std::byte memory{};
+  world->send(&memory, 100, 0, in_forward);
+  world->receive(&memory, 200, 2, in_forward);
+  world->broadcast(&memory, 400, 1, in_forward);
+  world->broadcast(&memory, 800, 3, in_forward);
+  EXPECT_EQ(recorder->calls().at({Phase::forward, Op::send, 2, 4}).bytes, 200u);
+  EXPECT_EQ(recorder->calls().at({Phase::forward, Op::broadcast, 2, 4}).bytes, 800u);
+  EXPECT_THROW(world->send(&memory, 1, 1), std::logic_error);
+}
+
 TEST(RecordComm, HoldsWhatItsBuffersHold) {
   const auto recorder = std::make_shared<Recorder>();
   const auto own = connect_record({.size = 8, .one_memory = false}, recorder);

@@ -434,7 +434,7 @@ TEST(StepRecorder, ATraceIsWrittenWholeOrNotAtAll) {
              };
              refused("/dev/full", "No space left");
              refused((folder / "none/trace.json").string(), "No such file");
-             refused((folder / "taken.json").string(), "Is a directory");
+             refused((folder / "taken.json").string(), "it is a folder");
            });
   EXPECT_GT(std::filesystem::file_size(folder / "trace.json"), 1000u);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 2);

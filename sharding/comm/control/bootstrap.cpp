@@ -33,9 +33,15 @@ struct Address {
   int ports = 0;
 };
 
+bool is_set(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0';
+}
+
 // This host as others reach it.
 std::string own_address(const World& world) {
   if (world.local_size == world.size) return "127.0.0.1";
+  if (is_set("TESSERA_HOST_ADDRESS")) return std::getenv("TESSERA_HOST_ADDRESS");
   ifaddrs* list = nullptr;
   TESSERA_SYSTEM(getifaddrs(&list));
   const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(list, &freeifaddrs);
@@ -46,15 +52,14 @@ std::string own_address(const World& world) {
     const auto* address = reinterpret_cast<const sockaddr_in*>(one->ifa_addr);
     if (inet_ntop(AF_INET, &address->sin_addr, text, sizeof(text)) != nullptr) return text;
   }
-  fail(
-      ErrorCode::configuration,
-      "this host has no network address for the other hosts' ranks; use TESSERA_BOOTSTRAP=tcp with "
-      "MASTER_ADDR");
+  fail(ErrorCode::configuration,
+       "this host has no network address for the other hosts' ranks; name one with "
+       "TESSERA_HOST_ADDRESS, or use TESSERA_BOOTSTRAP=tcp with MASTER_ADDR");
 }
 
-FileDescriptor listen_near(int port) {
+FileDescriptor listen_near(int port, bool loopback) {
   for (int i = 0; i < ports_tried; ++i) {
-    if (auto listener = listen_on(port + i)) return std::move(*listener);
+    if (auto listener = listen_on(port + i, loopback)) return std::move(*listener);
   }
   fail(ErrorCode::configuration,
        "ports {} to {} are all taken on rank 0's host; set MASTER_PORT to another", port,
@@ -98,7 +103,7 @@ std::optional<Address> read_address(const std::filesystem::path& path) {
 
 // Goes through the ports until the job's hub answers at one.
 std::shared_ptr<RankControl> join(const std::function<std::optional<Address>()>& where,
-                                  const std::string& place, const World& world,
+                                  const std::string& place, const World& world, const JobKey& key,
                                   const Patience& patience) {
   const auto deadline = Clock::now() + patience.rendezvous;
   std::string last = "nobody listens there";
@@ -108,7 +113,7 @@ std::shared_ptr<RankControl> join(const std::function<std::optional<Address>()>&
       std::optional<FileDescriptor> connection = connect_to(address.host, port);
       if (!connection) continue;
       try {
-        return std::make_shared<RankControl>(std::move(*connection), world, patience);
+        return std::make_shared<RankControl>(std::move(*connection), world, key, patience);
       } catch (const NotOurHub& other) {
         last = other.what();
       }
@@ -119,11 +124,34 @@ std::shared_ptr<RankControl> join(const std::function<std::optional<Address>()>&
        place, std::chrono::duration<double>(patience.rendezvous).count(), last);
 }
 
+// What TESSERA_BOOTSTRAP says; without it, ranks of mpirun that are not told where rank 0 is ask
+// MPI.
+std::string way_to_meet(bool one_host) {
+  if (is_set("TESSERA_BOOTSTRAP")) return std::getenv("TESSERA_BOOTSTRAP");
+  const bool of_mpirun =
+      (is_set("OMPI_COMM_WORLD_SIZE") || is_set("MPI_LOCALNRANKS")) && !is_set("RANK");
+  return of_mpirun && !one_host && !is_set("MASTER_ADDR") ? "mpi" : "tcp";
+}
+
 }  // namespace
 
+bool meets_by_mpi(const World& world) {
+  return way_to_meet(world.local_size == world.size) == "mpi";
+}
+
 ControlPlane connect_control_plane(const World& world, const Patience& patience) {
-  const char* value = std::getenv("TESSERA_BOOTSTRAP");
-  const std::string way = value == nullptr || *value == '\0' ? "tcp" : value;
+  return connect_control_plane(world, patience, JobKey::from_environment());
+}
+
+ControlPlane connect_control_plane(const World& world, const Patience& patience,
+                                   const JobKey& key) {
+  const bool one_host = world.local_size == world.size;
+  TESSERA_CHECK(one_host || key.given() || key.declined(), ErrorCode::configuration,
+                "a job over several hosts needs a key that strangers on the network do not have: "
+                "give all hosts the same {} (`openssl rand -hex 32` makes one) or {}, or say {}={} "
+                "on a network without strangers",
+                job_key_variable, job_key_file_variable, job_key_variable, no_job_key);
+  const std::string way = way_to_meet(one_host);
   constexpr std::string_view file_prefix = "file:";
   const bool by_file = way.starts_with(file_prefix) && way.size() > file_prefix.size();
   TESSERA_CHECK(way == "tcp" || way == "mpi" || by_file, ErrorCode::configuration,
@@ -134,10 +162,12 @@ ControlPlane connect_control_plane(const World& world, const Patience& patience)
   Address address{world.master_address, world.master_port, ports_tried};
   std::string announced;
   if (world.rank == 0) {
-    FileDescriptor listener = listen_near(way == "tcp" ? world.master_port : 0);
-    announced = as_text(world, listener.get());
+    // The ranks of one host come by its loopback, if MASTER_ADDR says nothing else.
+    FileDescriptor listener = listen_near(way == "tcp" ? world.master_port : 0,
+                                          one_host && is_loopback(world.master_address));
+    if (way != "tcp") announced = as_text(world, listener.get());
     address = {"127.0.0.1", port_of(listener.get()), 1};
-    plane.hub = std::make_unique<Hub>(std::move(listener), world,
+    plane.hub = std::make_unique<Hub>(std::move(listener), world, key,
                                       Hub::Options{.rendezvous = patience.rendezvous,
                                                    .collective = patience.collective,
                                                    .standstill = patience.standstill});
@@ -152,7 +182,7 @@ ControlPlane connect_control_plane(const World& world, const Patience& patience)
   };
   const std::string place = by_file ? "the file " + path.string()
                                     : fmt::format("{} port {}", address.host, address.first_port);
-  plane.control = join(where, place, world, patience);
+  plane.control = join(where, place, world, key, patience);
   if (by_file && world.rank == 0) std::filesystem::remove(path);  // all have come
   return plane;
 }

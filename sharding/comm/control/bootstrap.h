@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "sharding/comm/control/hub.h"
+#include "sharding/comm/control/job_key.h"
 #include "sharding/comm/control/rank_control.h"
 #include "sharding/comm/world.h"
 
@@ -22,9 +23,16 @@ struct ControlPlane {
 //   15
 //                  (torchrun's agent may have taken MASTER_PORT itself);
 //   file:PATH      it writes address and port into PATH, which all hosts see;
-//   mpi            MPI broadcasts them, in programs that mpirun started.
+//   mpi            MPI broadcasts them, in programs that mpirun started; the default of those on
+//                  several hosts without MASTER_ADDR.
 // Throws Error(rank_failed) naming the ranks that did not come, Error(configuration) for a wrong
-// setting, a duplicate rank, or worlds that differ.
+// setting, a duplicate rank, worlds that differ, or a world over several hosts without a key
+// (job_key.h) that does not say that it wants none.
+ControlPlane connect_control_plane(const World& world, const Patience& patience, const JobKey& key);
+// With the key of the environment.
 ControlPlane connect_control_plane(const World& world, const Patience& patience);
+
+// Whether it is MPI by which these ranks find rank 0.
+bool meets_by_mpi(const World& world);
 
 }  // namespace tessera::comm::control

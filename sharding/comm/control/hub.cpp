@@ -12,7 +12,7 @@
 
 #include "kernels/base/error.h"
 #include "sharding/comm/control/hub_server.h"
-#include "sharding/comm/thread_activity.h"
+#include "sharding/comm/watch/thread_activity.h"
 
 namespace tessera::comm::control {
 namespace {
@@ -21,14 +21,19 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds poll_interval{50};
 constexpr std::chrono::milliseconds look_interval{20};
+// Ranks that come at one moment are all strangers.
+constexpr std::size_t more_strangers = 64;
+constexpr std::size_t first_rank = 1;  // of what is watched
 
 }  // namespace
 
 // A hub that was stopped itself has heard nobody: its steps are counted up to a few polls.
-HubServer::HubServer(FileDescriptor listener, const World& world, const Hub::Options& options)
+HubServer::HubServer(FileDescriptor listener, const World& world, const JobKey& key,
+                     const Hub::Options& options)
     : options_(options),
       own_(introduction_of(world)),
-      listener_(std::move(listener)),
+      door_(std::move(listener), meeting_of_ranks(world, key), "rank 0",
+            {.strangers = more_strangers + static_cast<std::size_t>(world.size)}),
       wake_(TESSERA_SYSTEM(eventfd(0, EFD_CLOEXEC))),
       began_(Clock::now()),
       clock_(4 * poll_interval),
@@ -36,20 +41,18 @@ HubServer::HubServer(FileDescriptor listener, const World& world, const Hub::Opt
 
 void HubServer::serve() {
   while (!over()) {
-    std::vector<pollfd> watched = to_watch();
+    const std::vector<std::int32_t> open = open_connections();
+    std::vector<pollfd> watched = to_watch(open);
     if (::poll(watched.data(), watched.size(), static_cast<int>(poll_interval.count())) < 0 &&
         errno != EINTR) {
       return;
     }
     clock_.look();
-    for (const pollfd& one : watched) {
-      if (one.revents == 0 || one.fd == wake_.get()) continue;
-      if (one.fd == listener_.get()) {
-        accept_one();
-      } else {
-        receive_from(one.fd);
-      }
+    for (std::size_t i = 0; i < open.size(); ++i) {
+      if (watched[first_rank + i].revents != 0) receive_from(open[i]);
+      if (rank_at(open[i]).connection.has_unsent()) flush_to(open[i]);
     }
+    let_in();
     if (clock_.time() - last_look_ < look_interval) continue;
     last_look_ = clock_.time();
     beat();
@@ -64,93 +67,84 @@ void HubServer::stop() {
   (void)!write(wake_.get(), &one, sizeof(one));
 }
 
-// A rank that was stopped will not leave: when the job has failed it is not waited for.
-bool HubServer::over() const {
+// A rank that was stopped will not leave: when the job has failed it is not waited for. One that a
+// slow link leads to is, as long as something goes there.
+bool HubServer::over() {
   const auto deadline = stop_at_.load();
   if (deadline == 0) return false;
   const bool all_gone = std::all_of(ranks_.begin(), ranks_.end(), [this](const Rank& rank) {
     const bool silent = clock_.time() - rank.heard >= options_.standstill;
-    return rank.left || !rank.present || rank.connection.get() < 0 || (!failure_.empty() && silent);
+    return rank.left || !rank.present || !rank.connection.open() || (!failure_.empty() && silent);
   });
-  return all_gone || Clock::now().time_since_epoch().count() > deadline;
+  if (all_gone) return true;
+  const Clock::time_point now = Clock::now();
+  const bool delivering = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
+    return !rank.left && rank.connection.has_undelivered();
+  });
+  if (delivering) delivered_ = now;
+  return now.time_since_epoch().count() > deadline && now > delivered_ + options_.patience;
 }
 
-std::vector<pollfd> HubServer::to_watch() const {
-  std::vector<pollfd> watched{{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
-  for (const Rank& rank : ranks_) {
-    if (rank.connection.get() >= 0) watched.push_back({rank.connection.get(), POLLIN, 0});
+std::vector<std::int32_t> HubServer::open_connections() const {
+  std::vector<std::int32_t> open;
+  for (std::int32_t rank = 0; rank < own_.size; ++rank) {
+    if (rank_at(rank).connection.open()) open.push_back(rank);
   }
-  for (const FileDescriptor& guest : guests_) watched.push_back({guest.get(), POLLIN, 0});
+  return open;
+}
+
+std::vector<pollfd> HubServer::to_watch(const std::vector<std::int32_t>& open) const {
+  std::vector<pollfd> watched{{wake_.get(), POLLIN, 0}};  // first_rank follows
+  for (const std::int32_t rank : open) {
+    const FrameStream& connection = rank_at(rank).connection;
+    const int wanted = connection.has_unsent() ? POLLIN | POLLOUT : POLLIN;
+    watched.push_back({connection.socket(), static_cast<short>(wanted), 0});
+  }
+  door_.add_to(watched);
   return watched;
 }
 
-void HubServer::accept_one() {
-  const int connection = accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC);
-  if (connection < 0) return;
-  // One that says nothing must not hold up the job.
-  set_receive_timeout(connection, std::chrono::milliseconds(2000));
-  guests_.emplace_back(connection);
+void HubServer::let_in() {
+  for (Door::Caller& caller : door_.serve()) {
+    try {
+      introduce(std::move(caller));
+    } catch (const Error&) {
+      // The connection is gone; a rank that was behind it is missed at the deadline.
+    }
+  }
 }
 
-void HubServer::receive_from(int socket) {
-  const auto guest = std::find_if(guests_.begin(), guests_.end(),
-                                  [&](const FileDescriptor& one) { return one.get() == socket; });
-  if (guest != guests_.end()) {
-    FileDescriptor connection = std::move(*guest);
-    guests_.erase(guest);
-    introduce(std::move(connection));
+void HubServer::introduce(Door::Caller caller) {
+  const Introduction its = decode_introduction(caller.introduction);
+  if (const std::string why = reason_to_refuse(its); !why.empty()) {
+    Door::refuse(caller, why);
     return;
   }
-  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (ranks_[rank].connection.get() == socket) {
-      receive_from_rank(static_cast<std::int32_t>(rank));
-      return;
-    }
+  Door::answer(caller, encode(own_));
+  Rank& rank = rank_at(its.rank);
+  rank.introduction = its;
+  rank.present = true;
+  rank.heard = rank.took = clock_.time();
+  prepare_connection(caller.connection.get(), 2 * options_.standstill);
+  rank.connection = FrameStream(std::move(caller.connection));
+  if (!failure_.empty()) {
+    tell_failure(rank);
+    return;
   }
-}
-
-void HubServer::introduce(FileDescriptor connection) {
-  try {
-    const std::optional<Frame> frame = receive_frame(connection.get());
-    if (!frame || frame->header.kind != FrameKind::hello) return;  // not one of ours
-    const auto its = Reader(frame->payload).number<Introduction>();
-    if (its.run != own_.run) return;  // another job's: to it, this is not the place
-    if (const std::string why = reason_to_refuse(its); !why.empty()) {
-      send_frame(connection.get(), {.kind = FrameKind::refusal}, why);
-      return;
+  if (std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& one) { return one.present; })) {
+    complete_ = true;
+    last_post_ = clock_.time();
+    for (std::int32_t one = 0; one < own_.size; ++one) {
+      rank_at(one).heard = rank_at(one).took = clock_.time();
+      send_to(one, {.kind = FrameKind::welcome}, {});
     }
-    Rank& rank = rank_at(its.rank);
-    rank.introduction = its;
-    rank.present = true;
-    rank.heard = clock_.time();
-    // A rank that stops in the middle of a frame must not take the hub along.
-    set_receive_timeout(connection.get(), options_.standstill / 2);
-    set_send_timeout(connection.get(), options_.standstill / 2);
-    rank.connection = std::move(connection);
-    Writer answer;
-    answer.number(own_);
-    send_frame(rank.connection.get(), {.kind = FrameKind::hello}, answer.bytes());
-    if (!failure_.empty()) {
-      tell_failure(rank);
-      return;
-    }
-    if (std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& one) { return one.present; })) {
-      complete_ = true;
-      last_post_ = clock_.time();
-      for (Rank& one : ranks_) {
-        one.heard = clock_.time();
-        send_frame(one.connection.get(), {.kind = FrameKind::welcome}, {});
-      }
-    }
-  } catch (const Error&) {
-    // The connection is gone; a rank that was behind it is missed at the deadline.
   }
 }
 
 std::string HubServer::reason_to_refuse(const Introduction& its) const {
-  if (its.protocol != Introduction::protocol_version) {
-    return fmt::format("rank {} runs version {} and rank 0 version {}: use one", its.rank,
-                       its.library, own_.library);
+  if (its.library_version() != own_.library_version()) {
+    return fmt::format("rank {} runs Tessera {} and rank 0 {}: use one version", its.rank,
+                       its.library_version(), own_.library_version());
   }
   if (its.size != own_.size || its.rank < 0 || its.rank >= own_.size) {
     return fmt::format("rank {} of a world of {} wants to join a world of {}", its.rank, its.size,
@@ -163,40 +157,63 @@ std::string HubServer::reason_to_refuse(const Introduction& its) const {
   return "";
 }
 
-void HubServer::receive_from_rank(std::int32_t number) {
+void HubServer::receive_from(std::int32_t number) {
   Rank& rank = rank_at(number);
   try {
-    const std::optional<Frame> frame = receive_frame(rank.connection.get());
-    if (!frame) {
-      rank.connection.reset();
-      if (!rank.left) {
-        fail_job(with_histories(fmt::format("{} ended without leaving", name_of_rank(number))));
-      }
-      return;
+    // Part of a long message is a sign of life as well.
+    if (rank.connection.receive()) rank.heard = clock_.time();
+    while (rank.connection.open()) {
+      const std::optional<Frame> frame = rank.connection.next();
+      if (!frame) break;
+      take_frame(number, *frame);
     }
-    rank.heard = clock_.time();
-    switch (frame->header.kind) {
-      case FrameKind::group:
-        take_group(number, frame->header.group, decode_group(frame->payload));
-        return;
-      case FrameKind::post:
-        take_post(number, frame->header, frame->payload);
-        return;
-      case FrameKind::beat:
-        rank.beat = decode_beat(frame->payload);
-        return;
-      case FrameKind::failure:
-        fail_job(fmt::format("{} gave up: {}", name_of_rank(number), frame->payload));
-        return;
-      case FrameKind::leave:
-        rank.left = true;
-        return;
-      default:
-        fail_job(fmt::format("{} sent a message that makes no sense", name_of_rank(number)));
+    if (!rank.connection.ended()) return;
+    rank.connection.close();
+    if (!rank.left) {
+      fail_job(with_histories(fmt::format("{} ended without leaving", name_of_rank(number))));
     }
   } catch (const Error& error) {
-    rank.connection.reset();
-    if (!rank.left) fail_job(fmt::format("{}: {}", name_of_rank(number), error.what()));
+    rank.connection.close();
+    if (!rank.left) {
+      fail_job(with_histories(fmt::format("{}: {}", name_of_rank(number), error.what())));
+    }
+  }
+}
+
+void HubServer::take_frame(std::int32_t number, const Frame& frame) {
+  Rank& rank = rank_at(number);
+  switch (frame.header.kind) {
+    case FrameKind::group:
+      take_group(number, frame.header.group, decode_group(frame.payload));
+      return;
+    case FrameKind::post:
+      take_post(number, frame.header, frame.payload);
+      return;
+    case FrameKind::beat:
+      rank.beat = decode_beat(frame.payload);
+      return;
+    case FrameKind::failure:
+      fail_job(fmt::format("{} gave up: {}", name_of_rank(number), frame.payload));
+      return;
+    case FrameKind::leave:
+      rank.left = true;
+      return;
+    default:
+      fail_job(fmt::format("{} sent a message that makes no sense", name_of_rank(number)));
+  }
+}
+
+// What does not fit into a socket is kept: a slow link to one rank holds up no other.
+void HubServer::flush_to(std::int32_t number) {
+  Rank& rank = rank_at(number);
+  try {
+    if (rank.connection.flush()) rank.took = clock_.time();
+    if (clock_.time() - rank.took < options_.standstill) return;
+    rank.connection.close();
+    fail_job(with_histories(
+        fmt::format("{} has stopped: it takes no messages any more", name_of_rank(number))));
+  } catch (const Error&) {
+    // Its end of the connection says the same to poll(), where it is reported.
   }
 }
 
@@ -257,11 +274,8 @@ void HubServer::answer_round(const RoundKey& key, const Round& round, const Grou
 
 void HubServer::send_to(std::int32_t rank, const FrameHeader& header, std::string_view payload) {
   try {
-    send_frame(rank_at(rank).connection.get(), header, payload);
-  } catch (const Stalled& stalled) {
-    // Half a frame may have gone out: nothing more can be said to it.
-    rank_at(rank).connection.reset();
-    fail_job(with_histories(fmt::format("{} has stopped: {}", name_of_rank(rank), stalled.what())));
+    if (!rank_at(rank).connection.has_unsent()) rank_at(rank).took = clock_.time();
+    rank_at(rank).connection.send(header, payload);
   } catch (const Error&) {
     // Its end of the connection says the same to poll(), where it is reported.
   }
@@ -274,34 +288,31 @@ void HubServer::beat() {
   }
   last_beat_ = clock_.time();
   for (std::size_t rank = 0; rank < ranks_.size() && failure_.empty(); ++rank) {
-    if (ranks_[rank].left || ranks_[rank].connection.get() < 0) continue;
+    // A rank that has something to take hears this host by that.
+    const FrameStream& connection = ranks_[rank].connection;
+    if (ranks_[rank].left || !connection.open() || connection.has_unsent()) continue;
     send_to(static_cast<std::int32_t>(rank), {.kind = FrameKind::beat}, {});
   }
 }
 
-// Those that answer are told first: sending to one that was stopped may take a while.
 void HubServer::fail_job(const std::string& text) {
   if (!failure_.empty()) return;
   failure_ = text;
-  for (const bool silent : {false, true}) {
-    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-      const Rank& it = ranks_[rank];
-      if (it.connection.get() < 0 || it.left) continue;
-      if (is_silent(static_cast<std::int32_t>(rank)) == silent) tell_failure(it);
-    }
+  for (Rank& rank : ranks_) {
+    if (rank.connection.open() && !rank.left) tell_failure(rank);
   }
 }
 
-void HubServer::tell_failure(const Rank& rank) {
+void HubServer::tell_failure(Rank& rank) {
   try {
-    send_frame(rank.connection.get(), {.kind = FrameKind::failure}, failure_);
+    rank.connection.send({.kind = FrameKind::failure}, failure_);
   } catch (const Error&) {
     // It is gone as well.
   }
 }
 
-Hub::Hub(FileDescriptor listener, const World& world, const Options& options)
-    : server_(std::make_unique<HubServer>(std::move(listener), world, options)),
+Hub::Hub(FileDescriptor listener, const World& world, const JobKey& key, const Options& options)
+    : server_(std::make_unique<HubServer>(std::move(listener), world, key, options)),
       thread_(start_watcher("hub", [server = server_.get()] { server->serve(); })) {}
 
 Hub::~Hub() {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <thread>
 
+#include "sharding/comm/control/job_key.h"
 #include "sharding/comm/control/wire.h"
 #include "sharding/comm/world.h"
 
@@ -14,7 +15,7 @@ namespace tessera::comm::control {
 class HubServer;
 
 // Serves on a thread of its own from construction until every rank has left, or its connection is
-// gone, or the destructor has waited for that for `patience`.
+// gone, or the destructor has waited for that for `patience` after the last message was delivered.
 class Hub {
  public:
   struct Options {
@@ -23,7 +24,7 @@ class Hub {
     std::chrono::milliseconds standstill{5'000};  // of a rank that others wait for, or of all
     std::chrono::milliseconds patience{10'000};
   };
-  Hub(FileDescriptor listener, const World& world, const Options& options);
+  Hub(FileDescriptor listener, const World& world, const JobKey& key, const Options& options);
   ~Hub();
   Hub(const Hub&) = delete;
   Hub& operator=(const Hub&) = delete;

@@ -10,11 +10,12 @@
 #include <utility>
 #include <vector>
 
+#include "sharding/comm/control/door.h"
+#include "sharding/comm/control/frame_stream.h"
 #include "sharding/comm/control/hub.h"
 #include "sharding/comm/control/payloads.h"
-#include "sharding/comm/file_descriptor.h"
 #include "sharding/comm/history.h"
-#include "sharding/comm/running_clock.h"
+#include "sharding/comm/watch/running_clock.h"
 
 struct pollfd;
 
@@ -22,7 +23,8 @@ namespace tessera::comm::control {
 
 class HubServer {
  public:
-  HubServer(FileDescriptor listener, const World& world, const Hub::Options& options);
+  HubServer(FileDescriptor listener, const World& world, const JobKey& key,
+            const Hub::Options& options);
 
   void serve();
   // Ends serve() when all have left. From any thread.
@@ -33,11 +35,12 @@ class HubServer {
   using RoundKey = std::pair<std::uint64_t, std::uint64_t>;  // group, round
 
   struct Rank {
-    FileDescriptor connection;
+    FrameStream connection;
     Introduction introduction;
     bool present = false;  // has come
     bool left = false;
     Time heard{0};  // when it last sent anything
+    Time took{0};   // when it last took something of what waits for it
     BeatOfRank beat;
     std::deque<HistoryEntry> history;
   };
@@ -51,20 +54,22 @@ class HubServer {
   };
 
   // hub.cpp
-  [[nodiscard]] bool over() const;
-  [[nodiscard]] std::vector<pollfd> to_watch() const;
-  void accept_one();
-  void receive_from(int socket);
-  void introduce(FileDescriptor connection);
+  [[nodiscard]] bool over();
+  [[nodiscard]] std::vector<std::int32_t> open_connections() const;
+  [[nodiscard]] std::vector<pollfd> to_watch(const std::vector<std::int32_t>& open) const;
+  void let_in();
+  void introduce(Door::Caller caller);
   [[nodiscard]] std::string reason_to_refuse(const Introduction& its) const;
-  void receive_from_rank(std::int32_t number);
+  void receive_from(std::int32_t number);
+  void take_frame(std::int32_t number, const Frame& frame);
+  void flush_to(std::int32_t number);
   void take_group(std::int32_t number, std::uint64_t id, GroupOfRanks group);
   void take_post(std::int32_t number, const FrameHeader& header, std::string_view payload);
   void answer_round(const RoundKey& key, const Round& round, const Group& group);
   void send_to(std::int32_t rank, const FrameHeader& header, std::string_view payload);
   void beat();
   void fail_job(const std::string& text);
-  void tell_failure(const Rank& rank);
+  void tell_failure(Rank& rank);
 
   // hub_watch.cpp
   void look_at_clocks();
@@ -91,9 +96,10 @@ class HubServer {
 
   const Hub::Options options_;
   const Introduction own_;
-  FileDescriptor listener_;
+  Door door_;
   FileDescriptor wake_;
   std::atomic<std::chrono::steady_clock::rep> stop_at_{0};
+  std::chrono::steady_clock::time_point delivered_{};  // when there was nothing left to deliver
   const std::chrono::steady_clock::time_point began_;
   RunningClock clock_;
   Time last_post_{0};
@@ -101,7 +107,6 @@ class HubServer {
   Time last_beat_{0};
   bool complete_ = false;  // all ranks have come
   std::vector<Rank> ranks_;
-  std::vector<FileDescriptor> guests_;  // connections that have not said who they are
   std::map<std::uint64_t, Group> groups_;
   std::map<RoundKey, Round> rounds_;
   std::string failure_;

@@ -11,18 +11,10 @@
 #include "kernels/base/error.h"
 #include "kernels/base/version.h"
 #include "sharding/comm/control/wire.h"
-#include "sharding/comm/thread_activity.h"
+#include "sharding/comm/watch/thread_activity.h"
 
 namespace tessera::comm::control {
 namespace {
-
-std::uint64_t fingerprint(std::string_view text) {
-  std::uint64_t hash = 14695981039346656037u;  // FNV-1a
-  for (const char character : text) {
-    hash = (hash ^ static_cast<unsigned char>(character)) * 1099511628211u;
-  }
-  return hash;
-}
 
 std::string_view own_host() {
   thread_local char host[64]{};
@@ -42,8 +34,23 @@ Introduction introduction_of(const World& world) {
   introduction.pid = getpid();
   own_host().copy(introduction.host, sizeof(introduction.host) - 1);
   std::strncpy(introduction.library, version(), sizeof(introduction.library) - 1);
-  introduction.run = fingerprint(world.run_id);
   return introduction;
+}
+
+std::string encode(const Introduction& introduction) {
+  return {reinterpret_cast<const char*>(&introduction), sizeof(introduction)};
+}
+
+Introduction decode_introduction(std::string_view payload) {
+  Reader reader(payload);
+  auto introduction = reader.number<Introduction>();
+  introduction.host[sizeof(introduction.host) - 1] = '\0';
+  introduction.library[sizeof(introduction.library) - 1] = '\0';
+  return introduction;
+}
+
+Meeting meeting_of_ranks(const World& world, const JobKey& key) {
+  return meeting_of("ranks", world.run_id, key);
 }
 
 std::string name_of(const Introduction& introduction) {

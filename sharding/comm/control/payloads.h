@@ -13,22 +13,27 @@
 #include <vector>
 
 #include "sharding/comm/call.h"
+#include "sharding/comm/control/door.h"
+#include "sharding/comm/control/job_key.h"
 #include "sharding/comm/world.h"
 
 namespace tessera::comm::control {
 
 // What a rank says first, and the hub's answer, which is rank 0's own.
 struct Introduction {
-  static constexpr std::uint32_t protocol_version = 2;
-  std::uint32_t protocol = protocol_version;
   std::int32_t rank = 0;
   std::int32_t size = 0;
   std::int32_t pid = 0;
   char host[64]{};
   char library[32]{};
-  std::uint64_t run = 0;  // fingerprint of the run id
+
+  [[nodiscard]] std::string_view library_version() const { return library; }
 };
 Introduction introduction_of(const World& world);
+std::string encode(const Introduction& introduction);
+Introduction decode_introduction(std::string_view payload);
+// Where the ranks of a job come together.
+Meeting meeting_of_ranks(const World& world, const JobKey& key);
 // "rank 1 (pid 4711 on node3)".
 std::string name_of(const Introduction& introduction);
 // Whether a debugger has the process, as far as this host can tell.

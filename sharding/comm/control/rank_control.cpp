@@ -12,13 +12,16 @@
 #include <utility>
 
 #include "kernels/base/error.h"
-#include "sharding/comm/running_clock.h"
+#include "sharding/comm/arguments.h"
+#include "sharding/comm/watch/running_clock.h"
 
 namespace tessera::comm::control {
 namespace {
 
 // The hub ends a wait that is over time; a rank that hears nothing of it waits this much longer.
 constexpr std::chrono::milliseconds hub_lead{15'000};
+// For whoever listens to say that it is the hub.
+constexpr std::chrono::milliseconds introduction_patience{5'000};
 
 std::uint64_t mixed(std::uint64_t hash, std::uint64_t value) {
   for (int byte = 0; byte < 8; ++byte) {
@@ -29,16 +32,17 @@ std::uint64_t mixed(std::uint64_t hash, std::uint64_t value) {
 
 }  // namespace
 
-RankControl::RankControl(FileDescriptor connection, const World& world, const Patience& patience)
+RankControl::RankControl(FileDescriptor connection, const World& world, const JobKey& key,
+                         const Patience& patience)
     : rank_(world.rank),
       patience_(patience),
       connection_(std::move(connection)),
       watch_(patience.standstill) {
   watch_.set_own_thread();
-  Writer hello;
-  hello.number(introduction_of(world));
-  send_frame(connection_.get(), {.kind = FrameKind::hello}, hello.bytes());
-  await_recognition();
+  hub_ = decode_introduction(control::introduce(connection_.get(), meeting_of_ranks(world, key),
+                                                encode(introduction_of(world)),
+                                                introduction_patience));
+  prepare_connection(connection_.get(), 2 * patience.standstill);
   set_receive_timeout(connection_.get(), patience.rendezvous + hub_lead);
   const std::optional<Frame> frame = receive_frame(connection_.get());
   TESSERA_CHECK(frame.has_value(), ErrorCode::rank_failed,
@@ -58,23 +62,6 @@ RankControl::RankControl(FileDescriptor connection, const World& world, const Pa
     reader_.join();
     throw;
   }
-}
-
-void RankControl::await_recognition() {
-  constexpr std::chrono::milliseconds quick{3000};
-  set_receive_timeout(connection_.get(), quick);
-  std::optional<Frame> frame;
-  try {
-    frame = receive_frame(connection_.get());
-  } catch (const Error& error) {
-    throw NotOurHub(error.code(), error.what());
-  }
-  if (!frame) {
-    throw NotOurHub(ErrorCode::rank_failed, "whoever listens in rank 0's place does not answer");
-  }
-  TESSERA_CHECK(frame->header.kind != FrameKind::refusal, ErrorCode::configuration, "{}",
-                frame->payload);
-  hub_ = Reader(frame->payload).number<Introduction>();
 }
 
 RankControl::~RankControl() {
@@ -118,8 +105,11 @@ void RankControl::read_on() {
         changed_.notify_all();
       }
     }
+  } catch (const Stalled&) {
+    fail_with_silence();
+    return;
   } catch (const Error& error) {
-    fail_with(error.what());
+    fail_with(fmt::format("{}: {}", name_of(hub_), error.what()));
     return;
   }
   fail_with("rank 0, which brings the ranks' messages together, ended without leaving");
@@ -132,7 +122,12 @@ bool RankControl::hub_is_silent(RunningClock& clock, std::chrono::nanoseconds& h
     heard = now;
     return false;
   }
-  std::string text = fmt::format(
+  fail_with_silence();
+  return true;
+}
+
+void RankControl::fail_with_silence() {
+  const std::string text = fmt::format(
       "{} has given no sign of life for {:.1f} s: its process was stopped or gets no processor "
       "time, "
       "or its host cannot be reached; find out who stopped it, and start the job again "
@@ -141,7 +136,6 @@ bool RankControl::hub_is_silent(RunningClock& clock, std::chrono::nanoseconds& h
   // The other ranks' are where nobody answers.
   const std::string own = describe_histories({{rank_, history_.get()}});
   fail_with(own.empty() ? text : text + "; of this rank, " + own);
-  return true;
 }
 
 void RankControl::beat_on() {
@@ -229,7 +223,7 @@ void RankControl::post(const HistoryEntry& entry, const std::string& payload) {
 
 std::vector<std::string> RankControl::await(std::uint64_t group, std::uint64_t round,
                                             std::size_t members, const Call& call) {
-  const WaitOfThread wait(watch_);
+  const RemoteWait wait(watch_);
   watch_.set_call(describe(call));
   std::unique_lock lock(mutex_);
   const std::pair key(group, round);
@@ -281,6 +275,22 @@ std::vector<std::string> ControlGroup::exchange(const Call& call, std::string_vi
   const std::uint64_t round = round_++;
   post(call, round, true, message);
   return control_->await(id_, round, members_.size(), call);
+}
+
+std::vector<std::string> ControlGroup::exchange(std::string_view message, Tag tag) {
+  return exchange(Call(Op::exchange, tag), message);
+}
+
+std::string ControlGroup::broadcast(std::string_view message, int root, Tag tag) {
+  check_broadcast(name_, root, size());
+  Call call(Op::broadcast, tag);
+  call.root = root;
+  auto messages = exchange(call, rank() == root ? message : std::string_view{});
+  return std::move(messages[static_cast<std::size_t>(root)]);
+}
+
+void ControlGroup::barrier(Tag tag) {
+  (void)exchange(Call(Op::barrier, tag), {});
 }
 
 ControlGroup ControlGroup::split(int color, int key, std::string_view name) {

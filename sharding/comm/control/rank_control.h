@@ -16,19 +16,16 @@
 
 #include "kernels/base/error.h"
 #include "sharding/comm/call.h"
+#include "sharding/comm/control/door.h"
+#include "sharding/comm/control/job_key.h"
 #include "sharding/comm/control/payloads.h"
 #include "sharding/comm/control/wire.h"
 #include "sharding/comm/history.h"
-#include "sharding/comm/pulse.h"
-#include "sharding/comm/standstill.h"
+#include "sharding/comm/watch/pulse.h"
+#include "sharding/comm/watch/standstill.h"
 #include "sharding/comm/world.h"
 
 namespace tessera::comm::control {
-
-// Whoever listens is not this job's hub.
-class NotOurHub : public Error {
-  using Error::Error;
-};
 
 // How long a rank waits: for all to come, for a peer in a call, and for one that does not move.
 struct Patience {
@@ -41,8 +38,9 @@ struct Patience {
 class RankControl {
  public:
   // Introduces this rank and waits until all have come. The calling thread is the rank's own.
-  // Throws NotOurHub when nobody answers to the introduction.
-  RankControl(FileDescriptor connection, const World& world, const Patience& patience);
+  // Throws NotOurHub when whoever listens is not this job's hub.
+  RankControl(FileDescriptor connection, const World& world, const JobKey& key,
+              const Patience& patience);
   ~RankControl();  // leaves in good order, unless an exception is on its way
   RankControl(const RankControl&) = delete;
   RankControl& operator=(const RankControl&) = delete;
@@ -69,10 +67,10 @@ class RankControl {
   void set_device_still(std::chrono::milliseconds time) { device_still_.store(time.count()); }
 
  private:
-  void await_recognition();
   void read_on();
   void beat_on();
   [[nodiscard]] bool hub_is_silent(RunningClock& clock, std::chrono::nanoseconds& heard);
+  void fail_with_silence();
   void fail_with(const std::string& text);
   [[noreturn]] void throw_failure(const Call& call) const;
 
@@ -102,11 +100,16 @@ class ControlGroup {
   [[nodiscard]] int rank() const { return position_; }
   [[nodiscard]] int size() const { return static_cast<int>(members_.size()); }
   [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] const std::vector<std::int32_t>& members() const { return members_; }
   [[nodiscard]] RankControl& control() const { return *control_; }
 
   // Tells the hub of a call for it to compare, and goes on.
   void announce(const Call& call);
   std::vector<std::string> exchange(const Call& call, std::string_view message);
+  // What a Communicator of this group does for small messages.
+  std::vector<std::string> exchange(std::string_view message, Tag tag);
+  std::string broadcast(std::string_view message, int root, Tag tag);
+  void barrier(Tag tag);
   // Collective: a group of those that name the same colour, ordered by (key, rank).
   ControlGroup split(int color, int key, std::string_view name);
 

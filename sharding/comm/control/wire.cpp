@@ -1,9 +1,13 @@
 // Sockets and frames.
 #include "sharding/comm/control/wire.h"
 
+#include <arpa/inet.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <netinet/ip.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/uio.h>
@@ -17,10 +21,8 @@
 namespace tessera::comm::control {
 namespace {
 
-// Small frames must not wait for each other.
-void disable_delay(int socket) {
-  const int on = 1;
-  TESSERA_SYSTEM(setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)));
+void set_option(int socket, int level, int option, int value) {
+  TESSERA_SYSTEM(setsockopt(socket, level, option, &value, sizeof(value)));
 }
 
 void set_timeout(int socket, int option, std::chrono::milliseconds timeout) {
@@ -34,8 +36,11 @@ bool receive_exactly(int socket, char* to, std::size_t bytes) {
   while (done < bytes) {
     const ssize_t count = recv(socket, to + done, bytes - done, 0);
     if (count < 0 && errno == EINTR) continue;
-    if (done == 0 && (count == 0 || (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)))) {
-      return false;
+    const bool over_time = count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+    if (done == 0 && (count == 0 || over_time)) return false;
+    if (over_time) {
+      throw Stalled(ErrorCode::rank_failed,
+                    "the other end of a control connection stopped in the middle of a message");
     }
     TESSERA_CHECK(count > 0, ErrorCode::rank_failed, "a control connection broke: {}",
                   count == 0 ? "the other end closed it in the middle of a message"
@@ -89,13 +94,12 @@ std::optional<Frame> receive_frame(int socket) {
   return frame;
 }
 
-std::optional<FileDescriptor> listen_on(int port) {
+std::optional<FileDescriptor> listen_on(int port, bool loopback) {
   FileDescriptor socket_of_hub(TESSERA_SYSTEM(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)));
-  const int on = 1;
-  TESSERA_SYSTEM(setsockopt(socket_of_hub.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)));
+  set_option(socket_of_hub.get(), SOL_SOCKET, SO_REUSEADDR, 1);
   sockaddr_in address{};
   address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_ANY);
+  address.sin_addr.s_addr = htonl(loopback ? INADDR_LOOPBACK : INADDR_ANY);
   address.sin_port = htons(static_cast<std::uint16_t>(port));
   if (bind(socket_of_hub.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) !=
       0) {
@@ -115,7 +119,41 @@ int port_of(int socket) {
   return ntohs(address.sin_port);
 }
 
-std::optional<FileDescriptor> connect_to(const std::string& host, int port) {
+std::string address_of_peer(int socket) {
+  sockaddr_in address{};
+  socklen_t bytes = sizeof(address);
+  char text[INET_ADDRSTRLEN]{};
+  if (getpeername(socket, reinterpret_cast<sockaddr*>(&address), &bytes) != 0 ||
+      address.sin_family != AF_INET ||
+      inet_ntop(AF_INET, &address.sin_addr, text, sizeof(text)) == nullptr) {
+    return "somewhere";
+  }
+  return text;
+}
+
+namespace {
+
+// False when nobody takes the call within `patience`; a host that is down says nothing at all.
+bool reaches(int socket, const addrinfo& to, std::chrono::milliseconds patience) {
+  set_blocking(socket, false);
+  if (connect(socket, to.ai_addr, to.ai_addrlen) != 0) {
+    if (errno != EINPROGRESS && errno != EINTR) return false;
+    pollfd wanted{socket, POLLOUT, 0};
+    int ready = 0;
+    do {
+      ready = ::poll(&wanted, 1, static_cast<int>(patience.count()));
+    } while (ready < 0 && errno == EINTR);
+    int error = 0;
+    socklen_t bytes = sizeof(error);
+    if (ready <= 0 || getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &bytes) != 0 || error != 0) {
+      return false;
+    }
+  }
+  set_blocking(socket, true);
+  return true;
+}
+
+std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses_of(const std::string& host, int port) {
   addrinfo hints{};
   hints.ai_family = AF_INET;
   hints.ai_socktype = SOCK_STREAM;
@@ -125,16 +163,41 @@ std::optional<FileDescriptor> connect_to(const std::string& host, int port) {
                 "rank 0's host '{}' has no address: {}; set MASTER_ADDR to a name or number that "
                 "every host can reach",
                 host, gai_strerror(status));
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, &freeaddrinfo);
-  for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
+  return {found, &freeaddrinfo};
+}
+
+}  // namespace
+
+std::optional<FileDescriptor> connect_to(const std::string& host, int port,
+                                         std::chrono::milliseconds patience) {
+  const auto found = addresses_of(host, port);
+  for (const addrinfo* one = found.get(); one != nullptr; one = one->ai_next) {
     FileDescriptor connection(
         TESSERA_SYSTEM(socket(one->ai_family, one->ai_socktype | SOCK_CLOEXEC, one->ai_protocol)));
-    if (connect(connection.get(), one->ai_addr, one->ai_addrlen) == 0) {
-      disable_delay(connection.get());
-      return connection;
-    }
+    if (!reaches(connection.get(), *one, patience)) continue;
+    set_option(connection.get(), IPPROTO_TCP, TCP_NODELAY, 1);
+    return connection;
   }
   return std::nullopt;
+}
+
+bool is_loopback(const std::string& host) {
+  constexpr std::uint32_t loopback_net = 127;
+  in_addr address{};
+  if (host == "localhost") return true;
+  return inet_pton(AF_INET, host.c_str(), &address) == 1 &&
+         ntohl(address.s_addr) >> 24 == loopback_net;
+}
+
+void prepare_connection(int socket, std::chrono::milliseconds silence) {
+  set_option(socket, IPPROTO_TCP, TCP_NODELAY, 1);  // small frames must not wait for each other
+  set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(silence.count()));
+  set_option(socket, IPPROTO_IP, IP_TOS, IPTOS_LOWDELAY);
+}
+
+void set_blocking(int socket, bool blocking) {
+  const int flags = TESSERA_SYSTEM(fcntl(socket, F_GETFL, 0));
+  TESSERA_SYSTEM(fcntl(socket, F_SETFL, blocking ? flags & ~O_NONBLOCK : flags | O_NONBLOCK));
 }
 
 void set_receive_timeout(int socket, std::chrono::milliseconds timeout) {

@@ -13,15 +13,17 @@
 namespace tessera::comm::control {
 
 enum class FrameKind : std::uint32_t {
-  hello,    // a rank says who it is; the hub says that it has heard
-  welcome,  // it belongs to this job
-  refusal,  // it does not; the payload says why
-  group,    // a rank will post in this group; the payload says who is in it
-  post,     // a rank's part of a round
-  answer,   // all parts of a round
-  failure,  // the job has failed; the payload says how
-  leave,    // a rank ends in good order
-  beat,     // the sender lives; a rank says as well whether it moves
+  hello,      // who the sender is; the door answers with who its host is
+  welcome,    // all have come
+  refusal,    // the caller does not belong here; the payload says why
+  group,      // a rank will post in this group; the payload says who is in it
+  post,       // a rank's part of a round
+  answer,     // all parts of a round
+  failure,    // the job has failed; the payload says how
+  leave,      // a rank ends in good order
+  beat,       // the sender lives; a rank says as well whether it moves
+  knock,      // the first of a connection: which meeting the caller looks for
+  challenge,  // the door's answer, and its proof
 };
 
 struct FrameHeader {
@@ -38,7 +40,7 @@ struct Frame {
   std::string payload;
 };
 
-// The other end has taken nothing for the connection's send time-out.
+// The other end has taken or sent nothing for the connection's time-out, in the middle of a frame.
 class Stalled : public Error {
   using Error::Error;
 };
@@ -52,13 +54,22 @@ inline constexpr std::uint64_t max_frame_bytes = std::uint64_t{1} << 30;
 void send_frame(int socket, FrameHeader header, std::string_view payload);
 std::optional<Frame> receive_frame(int socket);
 
-// A listening socket on all addresses of this host. Port 0 takes a free one. Without a value the
-// port is taken.
-std::optional<FileDescriptor> listen_on(int port);
+// A listening socket on all addresses of this host, or on its loopback alone. Port 0 takes a free
+// one. Without a value the port is taken.
+std::optional<FileDescriptor> listen_on(int port, bool loopback = false);
 int port_of(int socket);
-// Without a value nobody listens there (yet). Throws Error(configuration) when `host` has no
-// address.
-std::optional<FileDescriptor> connect_to(const std::string& host, int port);
+// "10.0.0.7", of the other end.
+std::string address_of_peer(int socket);
+// Without a value nobody listens there (yet), or nobody answers for so long. Throws
+// Error(configuration) when `host` has no address.
+std::optional<FileDescriptor> connect_to(
+    const std::string& host, int port,
+    std::chrono::milliseconds patience = std::chrono::milliseconds(5000));
+bool is_loopback(const std::string& host);
+// For a connection of the control plane: its frames go before what else the host sends, and the
+// kernel gives it up, and lets go of it, when nothing is acknowledged for `silence`.
+void prepare_connection(int socket, std::chrono::milliseconds silence);
+void set_blocking(int socket, bool blocking);
 // Zero: none.
 void set_receive_timeout(int socket, std::chrono::milliseconds timeout);
 void set_send_timeout(int socket, std::chrono::milliseconds timeout);
@@ -96,6 +107,7 @@ class Reader {
   }
   std::string_view text() { return take(number<std::uint64_t>()); }
   std::string_view take(std::uint64_t bytes);
+  [[nodiscard]] std::string_view rest() const { return rest_; }
 
  private:
   std::string_view rest_;

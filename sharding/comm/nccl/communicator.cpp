@@ -1,10 +1,12 @@
 // Collectives by NCCL: setting up, gathers, small messages. Reductions are in reductions.cpp.
 #include "sharding/comm/nccl/communicator.h"
 
+#include <algorithm>
+
 #include "engine/backend.h"
 #include "kernels/base/error.h"
 #include "sharding/comm/arguments.h"
-#include "sharding/comm/messages.h"
+#include "sharding/comm/outcome.h"
 
 namespace tessera::comm {
 
@@ -76,23 +78,28 @@ void NcclCommunicator::all_gather(Buffer& buffer, const std::vector<GatheredRang
     parts.push_back({mine.data() + range.first, range.bytes / static_cast<std::size_t>(size())});
   }
   mine.publish();
-  collective(call, [&] { channel_->all_gather(parts, current_queue(device())); });
+  const bool plain = std::all_of(ranges.begin(), ranges.end(), [](const GatheredRange& range) {
+    return range.wire == WireFormat::same;
+  });
+  collective(call, [&] {
+    if (plain) {
+      channel_->all_gather(parts, current_queue(device()));
+    } else {
+      gather_as_wire(mine, ranges);
+    }
+  });
 }
 
 std::vector<std::string> NcclCommunicator::exchange(std::string_view message, Tag tag) {
-  return group_.exchange(Call(Op::exchange, tag), message);
+  return group_.exchange(message, tag);
 }
 
 std::string NcclCommunicator::broadcast(std::string_view message, int root, Tag tag) {
-  check_broadcast(group_.name(), root, size());
-  Call call(Op::broadcast, tag);
-  call.root = root;
-  auto messages = group_.exchange(call, rank() == root ? message : std::string_view{});
-  return std::move(messages[static_cast<std::size_t>(root)]);
+  return group_.broadcast(message, root, tag);
 }
 
 void NcclCommunicator::barrier(Tag tag) {
-  (void)group_.exchange(Call(Op::barrier, tag), {});
+  group_.barrier(tag);
 }
 
 std::shared_ptr<Communicator> NcclCommunicator::part(int color, int key, std::string_view name) {

@@ -39,6 +39,9 @@ class NcclCommunicator final : public Communicator {
   void all_reduce(Buffer& buffer, std::int64_t count, void* out, Reduction reduction,
                   Tag tag) override;
   void reserve_scratch(std::size_t bytes) override;
+  void send(const void* memory, std::size_t bytes, int to, Tag tag) override;
+  void receive(void* memory, std::size_t bytes, int from, Tag tag) override;
+  void broadcast(void* memory, std::size_t bytes, int root, Tag tag) override;
   std::vector<std::string> exchange(std::string_view message, Tag tag) override;
   std::string broadcast(std::string_view message, int root, Tag tag) override;
   void barrier(Tag tag) override;
@@ -79,6 +82,17 @@ class NcclCommunicator final : public Communicator {
   const RangesOfRanks& ranges_of_ranks(const Ranges& mine, const Call& call);
   static bool is_regular(const RangesOfRanks& all);
   std::byte* scratch(std::size_t bytes);
+  // Elements between this rank and another: sent, or received.
+  struct Move {
+    int peer;
+    const std::byte* send;  // or null
+    std::byte* receive;     // or null
+    std::int64_t count;
+  };
+  // As `wire`, which for a format of its own takes move_scratch() bytes.
+  static std::size_t move_scratch(const std::vector<Move>& moves, WireFormat wire);
+  void move(const std::vector<Move>& moves, DType dtype, WireFormat wire, std::byte* encoded);
+  void gather_as_wire(const NcclBuffer& buffer, const std::vector<GatheredRange>& ranges);
   void agree_on_memory(const Call& call, const std::function<void()>& take);
 
   void reduce_in_order_of_nccl(const NcclBuffer& buffer, const std::vector<ReducedRange>& ranges,

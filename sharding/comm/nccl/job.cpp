@@ -6,7 +6,7 @@
 
 #include "engine/backend.h"
 #include "kernels/base/error.h"
-#include "sharding/comm/thread_activity.h"
+#include "sharding/comm/watch/thread_activity.h"
 
 namespace tessera::comm {
 namespace {

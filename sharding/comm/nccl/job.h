@@ -15,7 +15,7 @@
 #include "sharding/comm/control/bootstrap.h"
 #include "sharding/comm/held_memory.h"
 #include "sharding/comm/nccl/channel.h"
-#include "sharding/comm/running_clock.h"
+#include "sharding/comm/watch/running_clock.h"
 
 namespace tessera::comm {
 

@@ -1,5 +1,5 @@
-// Reductions over NCCL: by its own collectives, in its order and dtype, or by transfers and our
-// kernel in the order that all other communicators use.
+// Reductions over NCCL: by its own collectives, in its order, where they are in 32 bits or more;
+// else by transfers and our kernel, in fp32 and in the order that all other communicators use.
 #include <algorithm>
 
 #include "engine/launch.h"
@@ -96,10 +96,10 @@ void NcclCommunicator::reduce_scatter(Buffer& buffer, const std::vector<ReducedR
   mine.publish();
   const RangesOfRanks& all = ranges_of_ranks(own_ranges, call);
   collective(call, [&] {
-    if (fixed_order_) {
-      reduce_in_fixed_order(mine, ranges, all, reduction);
-    } else {
+    if (nccl_sums_for_itself(reduction.in_dtype, fixed_order_, reduction.wire)) {
       reduce_in_order_of_nccl(mine, ranges, all, reduction);
+    } else {
+      reduce_in_fixed_order(mine, ranges, all, reduction);
     }
   });
   mine.release();
@@ -162,7 +162,6 @@ void NcclCommunicator::reduce_in_order_of_nccl(const NcclBuffer& buffer,
 void NcclCommunicator::reduce_in_fixed_order(const NcclBuffer& buffer,
                                              const std::vector<ReducedRange>& ranges,
                                              const RangesOfRanks& all, const Reduction& reduction) {
-  DeviceQueue& queue = current_queue(device());
   const std::size_t element_bytes = size_of(reduction.in_dtype);
   const auto at = [&](std::int64_t first) {
     return buffer.data() + static_cast<std::size_t>(first) * element_bytes;
@@ -171,22 +170,28 @@ void NcclCommunicator::reduce_in_fixed_order(const NcclBuffer& buffer,
   for (const ReducedRange& range : ranges) {
     of_a_rank += aligned(bytes_of(range.count, reduction.in_dtype));
   }
-  std::byte* received = scratch(std::max(of_a_rank * all.size(), alignment));
-  std::vector<NcclChannel::Transfer> transfers;
+  // From the scratch's beginning on, which is known when all of it is.
+  std::vector<Move> moves;
+  std::vector<std::size_t> places;
   for (std::size_t r = 0; r < all.size(); ++r) {
     if (static_cast<int>(r) == rank()) continue;
     for (const Range& range : all[r]) {
-      transfers.push_back({static_cast<int>(r), at(range.first), nullptr,
-                           bytes_of(range.count, reduction.in_dtype)});
+      moves.push_back({static_cast<int>(r), at(range.first), nullptr, range.count});
+      places.push_back(0);
     }
-    std::byte* to = received + r * of_a_rank;
+    std::size_t to = r * of_a_rank;
     for (const ReducedRange& range : ranges) {
-      const std::size_t bytes = bytes_of(range.count, reduction.in_dtype);
-      transfers.push_back({static_cast<int>(r), nullptr, to, bytes});
-      to += aligned(bytes);
+      moves.push_back({static_cast<int>(r), nullptr, nullptr, range.count});
+      places.push_back(to);
+      to += aligned(bytes_of(range.count, reduction.in_dtype));
     }
   }
-  channel_->transfer(transfers, queue);
+  const std::size_t received_bytes = std::max(of_a_rank * all.size(), alignment);
+  std::byte* received = scratch(received_bytes + move_scratch(moves, reduction.wire));
+  for (std::size_t i = 0; i < moves.size(); ++i) {
+    if (moves[i].send == nullptr) moves[i].receive = received + places[i];
+  }
+  move(moves, reduction.in_dtype, reduction.wire, received + received_bytes);
   std::size_t offset = 0;
   for (const ReducedRange& range : ranges) {
     std::vector<const void*> sources;
@@ -209,7 +214,7 @@ void NcclCommunicator::all_reduce(Buffer& buffer, std::int64_t count, void* out,
   call.bytes = bytes_of(count, reduction.in_dtype);
   mine.publish();
   collective(call, [&] {
-    if (fixed_order_) {
+    if (!nccl_sums_for_itself(reduction.in_dtype, fixed_order_, reduction.wire)) {
       all_reduce_in_fixed_order(mine, count, out, reduction);
     } else if (count > 0) {
       std::byte* sums = scratch(bytes_of(count, reduction.in_dtype));
@@ -233,32 +238,34 @@ void NcclCommunicator::all_reduce_in_fixed_order(const NcclBuffer& buffer, std::
   partial.accumulate = false;
   for (std::int64_t begin = 0; begin < count; begin += nccl_piece_elements) {
     const std::int64_t length = std::min(nccl_piece_elements, count - begin);
-    const std::int64_t share = (length + size() - 1) / size();
+    const std::int64_t share = nccl_share_of_piece(length, size(), reduction.wire);
     const auto part_of = [&](std::size_t r) {
       const std::int64_t first = std::min(static_cast<std::int64_t>(r) * share, length);
       return Range{begin + first, std::min(share, length - first)};
     };
     const std::size_t share_bytes = aligned(bytes_of(share, reduction.in_dtype));
     const std::size_t sum_bytes = bytes_of(share, wide);
-    std::byte* received = scratch(share_bytes * ranks + aligned(sum_bytes * ranks));
+    const std::size_t plain_bytes = share_bytes * ranks + aligned(sum_bytes * ranks);
+    const std::size_t moved = reduction.wire == WireFormat::same
+                                  ? 0
+                                  : 2 * (ranks - 1) * aligned(wire_bytes(reduction.wire, share));
+    std::byte* received = scratch(plain_bytes + moved);
     std::byte* sums = received + share_bytes * ranks;
     const auto at = [&](std::int64_t first) {
       return buffer.data() + static_cast<std::size_t>(first) * size_of(reduction.in_dtype);
     };
     const auto here = static_cast<std::size_t>(rank());
     const Range own_part = part_of(here);
-    std::vector<NcclChannel::Transfer> transfers;
+    std::vector<Move> moves;
     std::vector<const void*> sources;
     for (std::size_t r = 0; r < ranks; ++r) {
       sources.push_back(r == here ? at(own_part.first) : received + r * share_bytes);
       if (r == here) continue;
       const Range its = part_of(r);
-      transfers.push_back(
-          {static_cast<int>(r), at(its.first), nullptr, bytes_of(its.count, reduction.in_dtype)});
-      transfers.push_back({static_cast<int>(r), nullptr, received + r * share_bytes,
-                           bytes_of(own_part.count, reduction.in_dtype)});
+      moves.push_back({static_cast<int>(r), at(its.first), nullptr, its.count});
+      moves.push_back({static_cast<int>(r), nullptr, received + r * share_bytes, own_part.count});
     }
-    channel_->transfer(transfers, queue);
+    move(moves, reduction.in_dtype, reduction.wire, received + plain_bytes);
     if (own_part.count > 0) {
       sum(sources, reduction.group, sums + here * sum_bytes, own_part.count, reduction.in_dtype,
           partial);

@@ -1,10 +1,13 @@
 // Collectives that are counted.
 #include "sharding/comm/record/communicator.h"
 
+#include <algorithm>
+
 #include "engine/planned/backend.h"
 #include "engine/planned/work_log.h"
 #include "kernels/base/error.h"
 #include "sharding/comm/arguments.h"
+#include "sharding/comm/hosts/travelling.h"
 #include "sharding/comm/record/buffer.h"
 #include "sharding/comm/scratch.h"
 
@@ -37,7 +40,7 @@ RecordBuffer& recorded(Buffer& buffer, Op op) {
 
 std::shared_ptr<Buffer> RecordCommunicator::allocate(std::string_view name, std::size_t bytes,
                                                      Sharing sharing) {
-  const int sharers = world_.one_memory ? world_.size : 1;
+  const int sharers = over_hosts() ? ranks_here() : world_.one_memory ? world_.size : 1;
   return std::make_shared<RecordBuffer>(
       world_.device, name, bytes, sharing,
       HeldBlock(recorder_->held_memory(), share_of_buffer(bytes, sharing, sharers)));
@@ -52,7 +55,12 @@ void RecordCommunicator::all_gather(Buffer& buffer, const std::vector<GatheredRa
   RecordBuffer& mine = recorded(buffer, Op::all_gather);
   const std::size_t bytes = check_all_gather(mine, ranges, size());
   mine.publish();
-  count(Op::all_gather, tag, bytes - bytes / static_cast<std::size_t>(size()));
+  if (over_hosts()) {
+    hold_scratch(hosts_gather_scratch(topology(), ranges), 1);
+  } else if (!world_.one_memory) {
+    reserve_scratch(nccl_all_gather_scratch(ranges, size()));
+  }
+  count(Op::all_gather, tag, gathered_bytes(ranges, size()));
   log_call(Op::all_gather, tag, static_cast<double>(bytes));
 }
 
@@ -67,12 +75,15 @@ void RecordCommunicator::reduce_scatter(Buffer& buffer, const std::vector<Reduce
     counts.push_back(range.count);
     bytes += static_cast<std::uint64_t>(range.count) * size_of(reduction.in_dtype);
   }
-  if (!world_.one_memory) {
-    reserve_scratch(
-        nccl_reduce_scatter_scratch(counts, size(), reduction.in_dtype, world_.fixed_order));
+  if (over_hosts()) {
+    hold_scratch_of_hosts(reduction);
+  } else if (!world_.one_memory) {
+    reserve_scratch(nccl_reduce_scatter_scratch(counts, size(), reduction.in_dtype,
+                                                world_.fixed_order, reduction.wire));
   }
   mine.release();
-  count(Op::reduce_scatter, tag, bytes * static_cast<std::uint64_t>(size() - 1));
+  count(Op::reduce_scatter, tag,
+        scattered_bytes(counts, size(), reduction.in_dtype, reduction.wire));
   log_call(Op::reduce_scatter, tag, static_cast<double>(bytes) * size(), reduction);
 }
 
@@ -83,14 +94,32 @@ void RecordCommunicator::all_reduce(Buffer& buffer, std::int64_t elements, void*
   check_all_reduce(mine, elements, out, reduction);
   mine.publish();
   const std::uint64_t bytes = static_cast<std::uint64_t>(elements) * size_of(reduction.in_dtype);
-  reserve_scratch(
-      world_.one_memory
-          ? shared_all_reduce_scratch(world_.device, size(), bytes, reduction)
-          : nccl_all_reduce_scratch(elements, size(), reduction.in_dtype, world_.fixed_order));
+  if (over_hosts()) hold_scratch_of_hosts(reduction);
+  reserve_scratch(over_hosts() ? hosts_sums_bytes
+                  : world_.one_memory
+                      ? shared_all_reduce_scratch(world_.device, size(), bytes, reduction)
+                      : nccl_all_reduce_scratch(elements, size(), reduction.in_dtype,
+                                                world_.fixed_order, reduction.wire));
   mine.release();
-  const auto ranks = static_cast<std::uint64_t>(size());
-  count(Op::all_reduce, tag, 2 * bytes * (ranks - 1) / ranks);
+  count(Op::all_reduce, tag,
+        all_reduced_bytes(elements, size(), reduction.in_dtype, reduction.wire));
   log_call(Op::all_reduce, tag, static_cast<double>(bytes), reduction);
+}
+
+void RecordCommunicator::send(const void* /*memory*/, std::size_t bytes, int to, Tag tag) {
+  (void)call_of_message("record", rank(), to, size(), bytes, false, tag);
+  count(Op::send, tag, 0);
+}
+
+void RecordCommunicator::receive(void* /*memory*/, std::size_t bytes, int from, Tag tag) {
+  (void)call_of_message("record", rank(), from, size(), bytes, true, tag);
+  count(Op::send, tag, bytes);
+}
+
+void RecordCommunicator::broadcast(void* /*memory*/, std::size_t bytes, int root, Tag tag) {
+  check_broadcast("record", root, size());
+  count(Op::broadcast, tag, rank() == root ? 0 : bytes);
+  log_call(Op::broadcast, tag, static_cast<double>(bytes));
 }
 
 std::vector<std::string> RecordCommunicator::exchange(std::string_view message, Tag tag) {
@@ -157,13 +186,47 @@ void RecordCommunicator::log_call(Op op, Tag tag, double bytes, Reduction reduct
                   world_.device);
 }
 
-// It grows to the largest that was needed; in one memory it is a buffer that the ranks share.
-void RecordCommunicator::reserve_scratch(std::size_t bytes) {
+bool RecordCommunicator::over_hosts() const {
+  return world_.ranks_per_host > 0 && world_.size > 1 &&
+         (world_.size - 1) * world_.stride >= world_.ranks_per_host;
+}
+
+// The planned rank is the first of its host.
+int RecordCommunicator::ranks_here() const {
+  return std::max(1, world_.ranks_per_host / world_.stride);
+}
+
+Topology RecordCommunicator::topology() const {
+  std::vector<int> hosts;
+  for (int rank = 0; rank < size(); ++rank) {
+    hosts.push_back(rank * world_.stride / world_.ranks_per_host);
+  }
+  return Topology(hosts, rank());
+}
+
+void RecordCommunicator::hold_scratch_of_hosts(const Reduction& reduction) {
+  const Topology hosts = topology();
+  const SumOverHosts plan =
+      sum_over_hosts(hosts, reduction.group, {reduction.in_dtype, reduction.wire});
+  hold_scratch(reduction_scratch(hosts, plan).bytes(), 1);
+}
+
+// It grows to the largest that was needed.
+void RecordCommunicator::hold_scratch(std::size_t bytes, int sharers) {
   if (bytes <= scratch_bytes_) return;
   scratch_ = {};
-  scratch_ = HeldBlock(recorder_->held_memory(),
-                       share_of_buffer(bytes, Sharing::one_copy, world_.one_memory ? size() : 1));
+  scratch_ =
+      HeldBlock(recorder_->held_memory(), share_of_buffer(bytes, Sharing::one_copy, sharers));
   scratch_bytes_ = bytes;
+}
+
+// In one memory it is a buffer that the ranks share.
+void RecordCommunicator::reserve_scratch(std::size_t bytes) {
+  if (!over_hosts()) return hold_scratch(bytes, world_.one_memory ? size() : 1);
+  if (bytes == 0 || has_sums_) return;
+  has_sums_ = true;
+  sums_ = HeldBlock(recorder_->held_memory(),
+                    share_of_buffer(hosts_sums_bytes, Sharing::one_copy, ranks_here()));
 }
 
 std::shared_ptr<Communicator> RecordCommunicator::part(int rank, int size, int stride) const {

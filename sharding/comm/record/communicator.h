@@ -12,6 +12,8 @@
 
 namespace tessera::comm {
 
+class Topology;
+
 // The ranks that are planned for.
 struct RecordedWorld {
   int rank = 0;
@@ -21,6 +23,9 @@ struct RecordedWorld {
   // Ranks see one memory (`shm`, `local`): gathered parameters exist once for all of them. Else
   // each rank has its own (`nccl`).
   bool one_memory = true;
+  // Ranks of several hosts, as many on each, host after host (`shm+tcp`): one memory a host. 0:
+  // one.
+  int ranks_per_host = 0;
   bool fixed_order = false;  // as ConnectOptions says it, for `nccl`
 };
 
@@ -34,6 +39,7 @@ class RecordCommunicator final : public Communicator {
   [[nodiscard]] std::string_view backend() const override { return "record"; }
   [[nodiscard]] Device device() const override { return world_.device; }
   [[nodiscard]] bool one_memory() const override { return world_.one_memory; }
+  [[nodiscard]] int ranks_per_host() const override { return over_hosts() ? ranks_here() : 0; }
   [[nodiscard]] bool fixed_order() const override {
     return world_.one_memory || world_.fixed_order;
   }
@@ -47,6 +53,9 @@ class RecordCommunicator final : public Communicator {
   void all_reduce(Buffer& buffer, std::int64_t count, void* out, Reduction reduction,
                   Tag tag) override;
   void reserve_scratch(std::size_t bytes) override;
+  void send(const void* memory, std::size_t bytes, int to, Tag tag) override;
+  void receive(void* memory, std::size_t bytes, int from, Tag tag) override;
+  void broadcast(void* memory, std::size_t bytes, int root, Tag tag) override;
   // What all ranks would say if they said what this one says.
   std::vector<std::string> exchange(std::string_view message, Tag tag) override;
   std::string broadcast(std::string_view message, int root, Tag tag) override;
@@ -62,6 +71,12 @@ class RecordCommunicator final : public Communicator {
   void abort(std::string_view /*reason*/) noexcept override {}
 
  private:
+  // Its ranks are on several hosts, and this many of them on this rank's.
+  [[nodiscard]] bool over_hosts() const;
+  [[nodiscard]] int ranks_here() const;
+  [[nodiscard]] Topology topology() const;
+  void hold_scratch_of_hosts(const Reduction& reduction);
+  void hold_scratch(std::size_t bytes, int sharers);
   void count(Op op, Tag tag, std::uint64_t bytes);
   // `bytes` as RecordedCollective has them.
   void log_call(Op op, Tag tag, double bytes, Reduction reduction = {});
@@ -70,6 +85,8 @@ class RecordCommunicator final : public Communicator {
   RecordedWorld world_;
   std::shared_ptr<Recorder> recorder_;
   HeldBlock scratch_;
+  HeldBlock sums_;  // of all_reduce over hosts
+  bool has_sums_ = false;
   std::size_t scratch_bytes_ = 0;
 };
 

@@ -1,0 +1,244 @@
+// Which tensor an adapter is for, and the product while reading.
+#include "checkpoint/convert/merged_source.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "checkpoint/hugging_face.h"
+#include "checkpoint/peft.h"
+#include "kernels/base/error.h"
+#include "kernels/registry.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using formats::Contents;
+using formats::Part;
+using formats::TensorInfo;
+
+constexpr std::int64_t merge_slice = 1 << 16;  // elements
+
+constexpr std::string_view factor_a = ".lora_A.weight";
+
+// The factors of one layer, in the file: A is [rank, in], B [out, rank].
+struct FactorPair {
+  std::optional<PeftTensor> a, b;
+  bool in_out = false;  // how the weight lies
+};
+
+bool ends_after_dot(std::string_view name, std::string_view end) {
+  return name.ends_with(end) && name.size() > end.size() &&
+         name[name.size() - end.size() - 1] == '.';
+}
+
+class MergedSource final : public formats::Source {
+ public:
+  MergedSource(const fs::path& adapter, std::unique_ptr<formats::Source> base,
+               std::map<std::string, bool> lies_in_out)
+      : lies_in_out_(std::move(lies_in_out)),
+        folder_(adapter.string()),
+        config_(read_peft_config(folder_)),
+        opened_(open_peft(folder_)),
+        base_(std::move(base)) {
+    keep_weights();
+    std::map<std::string, FactorPair> layers;
+    for (PeftTensor& tensor : list_peft_tensors(opened_)) {
+      const std::string layer = tensor.name.substr(
+          peft_prefix.size(), tensor.name.size() - peft_prefix.size() - factor_a.size());
+      FactorPair& pair = layers[layer];
+      (tensor.name.ends_with(factor_a) ? pair.a : pair.b) = std::move(tensor);
+    }
+    for (auto& [layer, pair] : layers) add_layer(layer, std::move(pair));
+    contents_.notes.push_back(
+        fmt::format("{} adapters of rank {} merged from {}", layers.size(), config_.rank, folder_));
+  }
+
+  [[nodiscard]] const Contents& contents() const override { return contents_; }
+
+  void read(std::size_t tensor, std::int64_t first, std::int64_t count, std::byte* data) override {
+    base_->read(index_in_base_[tensor], first, count, data);
+    const auto found = of_tensor_.find(tensor);
+    if (found == of_tensor_.end()) return;
+    load_factors(found->first, found->second);
+    const DType stored = *contents_.tensors[tensor].stored->dtype;
+    std::vector<float> values(static_cast<std::size_t>(std::min(count, merge_slice)));
+    for (std::int64_t done = 0; done < count; done += merge_slice) {
+      const std::int64_t n = std::min(merge_slice, count - done);
+      std::byte* const place = data + static_cast<std::size_t>(done) * size_of(stored);
+      auto* const fp32 = reinterpret_cast<std::byte*>(values.data());
+      kernels::cpu::cast(
+          {.in = place, .out = fp32, .n = n, .in_dtype = stored, .out_dtype = float32});
+      add_product(first + done, n, values.data());
+      kernels::cpu::cast(
+          {.in = fp32, .out = place, .n = n, .in_dtype = float32, .out_dtype = stored});
+    }
+  }
+
+  std::vector<std::string> verify(const std::function<void(std::uint64_t)>& progress) override {
+    return base_->verify(progress);  // the adapter's files were verified when they were opened
+  }
+
+ private:
+  // Of the base, the model's part: moments and position belong to its own training.
+  void keep_weights() {
+    const Contents& all = base_->contents();
+    contents_.files = all.files;
+    contents_.aliases = all.aliases;
+    contents_.notes = all.notes;
+    contents_.texts = all.texts;
+    for (std::size_t i = 0; i < all.tensors.size(); ++i) {
+      if (all.tensors[i].part != Part::model) continue;
+      contents_.tensors.push_back(all.tensors[i]);
+      index_in_base_.push_back(i);
+    }
+  }
+
+  // By its own name, or by one that has a prefix more or less: a model's without its head.
+  [[nodiscard]] std::size_t find_weight(const std::string& layer) const {
+    const std::string wanted = layer + ".weight";
+    std::vector<std::size_t> similar;
+    for (std::size_t i = 0; i < contents_.tensors.size(); ++i) {
+      const std::string& name = contents_.tensors[i].name;
+      if (name == wanted) return i;
+      if (ends_after_dot(name, wanted) || ends_after_dot(wanted, name)) similar.push_back(i);
+    }
+    TESSERA_CHECK(similar.size() == 1, ErrorCode::checkpoint,
+                  "{}: an adapter for '{}', and the base has {} tensors of that name; it was made "
+                  "for another model",
+                  folder_, wanted, similar.empty() ? "no" : "several");
+    return similar.front();
+  }
+
+  // The model knows. Of one that this library does not build, the shape says it; of a square weight
+  // what the adapter's config says.
+  [[nodiscard]] bool lies_in_out(const TensorInfo& weight, std::int64_t in,
+                                 std::int64_t out) const {
+    if (const auto found = lies_in_out_.find(weight.name); found != lies_in_out_.end()) {
+      return found->second;
+    }
+    for (const auto& [name, in_out] : lies_in_out_) {
+      if (ends_after_dot(name, weight.name) || ends_after_dot(weight.name, name)) {
+        return in_out;
+      }
+    }
+    if (in != out && weight.shape == std::vector{in, out}) return true;
+    if (in != out && weight.shape == std::vector{out, in}) return false;
+    return config_.fan_in_fan_out;
+  }
+
+  void add_layer(const std::string& layer, FactorPair pair) {
+    TESSERA_CHECK(pair.a && pair.b, ErrorCode::checkpoint, "{}: '{}' has only one of its factors",
+                  folder_, layer);
+    const auto& a = pair.a->shape;
+    const auto& b = pair.b->shape;
+    TESSERA_CHECK(a.size() == 2 && b.size() == 2 && a[0] == config_.rank && b[1] == config_.rank,
+                  ErrorCode::checkpoint, "{}: the factors of '{}' are not of the config's rank {}",
+                  folder_, layer, config_.rank);
+    const std::size_t tensor = find_weight(layer);
+    const TensorInfo& weight = contents_.tensors[tensor];
+    pair.in_out = lies_in_out(weight, a[1], b[0]);
+    const std::vector<std::int64_t> wanted =
+        pair.in_out ? std::vector{a[1], b[0]} : std::vector{b[0], a[1]};
+    TESSERA_CHECK(weight.shape == wanted, ErrorCode::checkpoint,
+                  "{}: the adapter of '{}' is for a weight [{}, {}], and the base's is another",
+                  folder_, layer, wanted[0], wanted[1]);
+    TESSERA_CHECK(weight.stored->dtype && is_floating(*weight.stored->dtype), ErrorCode::checkpoint,
+                  "'{}' is stored as {}, which nothing is added to", weight.name,
+                  weight.stored->name);
+    TESSERA_CHECK(of_tensor_.emplace(tensor, std::move(pair)).second, ErrorCode::checkpoint,
+                  "{}: two adapters for '{}'", folder_, weight.name);
+  }
+
+  // As a left factor [rows, rank] and a right one [rank, columns] of the weight as it lies.
+  void load_factors(std::size_t tensor, const FactorPair& pair) {
+    if (loaded_ == tensor) return;
+    loaded_.reset();
+    const std::vector<float> a = read_whole(*pair.a);
+    const std::vector<float> b = read_whole(*pair.b);
+    const auto transposed = [](const std::vector<float>& in, std::int64_t rows,
+                               std::int64_t columns) {
+      std::vector<float> out(in.size());
+      for (std::int64_t row = 0; row < rows; ++row) {
+        for (std::int64_t column = 0; column < columns; ++column) {
+          out[static_cast<std::size_t>(column * rows + row)] =
+              in[static_cast<std::size_t>(row * columns + column)];
+        }
+      }
+      return out;
+    };
+    const std::int64_t in = pair.a->shape[1];
+    const std::int64_t out = pair.b->shape[0];
+    left_ = pair.in_out ? transposed(a, config_.rank, in) : b;
+    right_ = pair.in_out ? transposed(b, out, config_.rank) : a;
+    columns_ = pair.in_out ? out : in;
+    loaded_ = tensor;
+  }
+
+  [[nodiscard]] std::vector<float> read_whole(const PeftTensor& wanted) const {
+    const auto& [file, entry] = opened_.tensors.at(wanted.name);
+    TESSERA_CHECK(entry->stored->dtype && is_floating(*entry->stored->dtype), ErrorCode::checkpoint,
+                  "{}: '{}' is stored as {}, which is no number to add", folder_, wanted.name,
+                  entry->stored->name);
+    std::vector<std::byte> stored(static_cast<std::size_t>(entry->end - entry->begin));
+    file->read(*entry, 0, stored.data(), stored.size());
+    std::vector<float> values(static_cast<std::size_t>(element_count(wanted.shape, wanted.name)));
+    kernels::cpu::cast({.in = stored.data(),
+                        .out = reinterpret_cast<std::byte*>(values.data()),
+                        .n = static_cast<std::int64_t>(values.size()),
+                        .in_dtype = *entry->stored->dtype,
+                        .out_dtype = float32});
+    return values;
+  }
+
+  // Elements [first, first + n) of the weight: each row's run of columns, factor by factor.
+  void add_product(std::int64_t first, std::int64_t n, float* values) {
+    const auto scaling = static_cast<float>(config_.scaling());
+    std::vector<float> sums;
+    for (std::int64_t done = 0; done < n;) {
+      const std::int64_t row = (first + done) / columns_;
+      const std::int64_t column = (first + done) % columns_;
+      const std::int64_t run = std::min(columns_ - column, n - done);
+      sums.assign(static_cast<std::size_t>(run), 0.0f);
+      for (std::int64_t k = 0; k < config_.rank; ++k) {
+        const float factor = left_[static_cast<std::size_t>(row * config_.rank + k)];
+        const float* const right = right_.data() + k * columns_ + column;
+        for (std::int64_t i = 0; i < run; ++i) {
+          sums[static_cast<std::size_t>(i)] += factor * right[i];
+        }
+      }
+      for (std::int64_t i = 0; i < run; ++i) {
+        values[done + i] += scaling * sums[static_cast<std::size_t>(i)];
+      }
+      done += run;
+    }
+  }
+
+  const std::map<std::string, bool> lies_in_out_;  // by weight, in its model's names
+  std::string folder_;
+  PeftConfig config_;
+  HuggingFaceFolder opened_;
+  std::unique_ptr<formats::Source> base_;
+  Contents contents_;
+  std::vector<std::size_t> index_in_base_;
+  std::map<std::size_t, FactorPair> of_tensor_;
+  std::optional<std::size_t> loaded_;  // whose factors these are
+  std::vector<float> left_, right_;
+  std::int64_t columns_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<formats::Source> open_merged(const fs::path& adapter,
+                                             std::unique_ptr<formats::Source> base,
+                                             std::map<std::string, bool> lies_in_out) {
+  return std::make_unique<MergedSource>(adapter, std::move(base), std::move(lies_in_out));
+}
+
+}  // namespace tessera::checkpoint

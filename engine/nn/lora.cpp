@@ -1,0 +1,212 @@
+// Freezing, and choosing the layers that get an adapter.
+#include "engine/nn/lora.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <regex>
+#include <set>
+
+#include "engine/memory_kind.h"
+#include "kernels/base/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::string_view all_linear = "all-linear";
+constexpr std::string_view output_head = "lm_head";
+
+struct NamedLinear {
+  std::string name;
+  nn::LinearImpl* layer;
+};
+
+std::vector<NamedLinear> linear_layers(nn::Module& module) {
+  std::vector<NamedLinear> layers;
+  for (const auto& [name, part] : module.named_modules()) {
+    if (auto* layer = dynamic_cast<nn::LinearImpl*>(part)) layers.push_back({name, layer});
+  }
+  return layers;
+}
+
+bool is_name_or_its_end(std::string_view name, std::string_view wanted) {
+  if (!name.ends_with(wanted)) return false;
+  const std::string_view before = name.substr(0, name.size() - wanted.size());
+  return before.empty() || before.ends_with('.');
+}
+
+// The last parts of the layers' names, which is what lists usually have.
+std::string names_to_choose_from(const std::vector<NamedLinear>& layers) {
+  std::set<std::string> names;
+  for (const NamedLinear& layer : layers) {
+    names.insert(layer.name.substr(layer.name.rfind('.') + 1));
+  }
+  if (names.empty()) return "the model has no linear layers";
+  return fmt::format("there are {}", fmt::join(names, ", "));
+}
+
+std::regex compile(const std::string& pattern) {
+  try {
+    return std::regex(pattern);
+  } catch (const std::regex_error& error) {
+    fail(ErrorCode::configuration, "LoRA: \"{}\" is no regular expression: {}", pattern,
+         error.what());
+  }
+}
+
+std::vector<std::string> match_pattern(const std::vector<NamedLinear>& layers,
+                                       const std::string& pattern) {
+  std::vector<std::string> matched;
+  const bool all = pattern == all_linear;
+  const std::regex expression = all ? std::regex() : compile(pattern);
+  for (const NamedLinear& layer : layers) {
+    if (all ? !is_name_or_its_end(layer.name, output_head)
+            : std::regex_match(layer.name, expression)) {
+      matched.push_back(layer.name);
+    }
+  }
+  TESSERA_CHECK(!matched.empty(), ErrorCode::configuration,
+                "LoRA: no linear layer's whole name matches \"{}\"; a name is as {}, and the last "
+                "parts of names are: {}",
+                pattern, layers.empty() ? "none" : layers.front().name,
+                names_to_choose_from(layers));
+  return matched;
+}
+
+// Why a name of the list means no linear layer.
+[[noreturn]] void refuse_name(nn::Module& module, const std::vector<NamedLinear>& layers,
+                              const std::string& wanted) {
+  for (const auto& [name, part] : module.named_modules()) {
+    if (name.empty() || !is_name_or_its_end(name, wanted)) continue;
+    fail(ErrorCode::configuration,
+         "LoRA: {} is of class {}, and adapters are for linear layers; {}", name,
+         part->class_name(), names_to_choose_from(layers));
+  }
+  fail(ErrorCode::configuration, "LoRA: no linear layer is called \"{}\"; {}", wanted,
+       names_to_choose_from(layers));
+}
+
+std::vector<std::string> match_names(nn::Module& module, const std::vector<NamedLinear>& layers,
+                                     const std::vector<std::string>& wanted) {
+  std::set<std::string> used;
+  std::vector<std::string> matched;
+  for (const NamedLinear& layer : layers) {
+    bool any = false;
+    for (const std::string& name : wanted) {
+      if (!is_name_or_its_end(layer.name, name)) continue;
+      used.insert(name);
+      any = true;
+    }
+    if (any) matched.push_back(layer.name);
+  }
+  for (const std::string& name : wanted) {
+    if (!used.contains(name)) refuse_name(module, layers, name);
+  }
+  return matched;
+}
+
+Tensor in_dtype(const Tensor& parameter, DType dtype) {
+  Tensor made;
+  if (parameter.is_meta()) {
+    made = Tensor::empty(parameter.shape(), dtype, parameter.device());
+    made.impl()->initializer = parameter.impl()->initializer;
+  } else {
+    const MemoryScope kind(MemoryKind::parameters);
+    made = cast(parameter.detach(), dtype);
+  }
+  made.set_requires_grad(false);
+  return made;
+}
+
+std::set<const void*> parameters_below(nn::Module& module,
+                                       const std::vector<std::string>& classes) {
+  std::set<const void*> parameters;
+  if (classes.empty()) return parameters;
+  for (const auto& [name, part] : module.named_modules()) {
+    if (std::find(classes.begin(), classes.end(), part->class_name()) == classes.end()) continue;
+    for (const nn::NamedParameter& parameter : part->named_parameters())
+      parameters.insert(parameter.tensor.impl().get());
+  }
+  return parameters;
+}
+
+}  // namespace
+
+void freeze(nn::Module& module, std::optional<DType> storage,
+            const std::vector<std::string>& wide_classes) {
+  const std::set<const void*> wide = parameters_below(module, wide_classes);
+  std::map<const void*, std::pair<Tensor, Tensor>> changed;  // a tied parameter is one
+  for (const nn::NamedParameter& parameter : module.named_parameters()) {
+    Tensor tensor = parameter.tensor;
+    tensor.set_requires_grad(false);
+    if (!storage || !is_floating(tensor.dtype()) || size_of(*storage) >= size_of(tensor.dtype()) ||
+        wide.contains(tensor.impl().get())) {
+      continue;
+    }
+    changed.emplace(tensor.impl().get(), std::pair(tensor, in_dtype(tensor, *storage)));
+  }
+  if (changed.empty()) return;
+  for (const auto& [name, part] : module.named_modules()) {
+    std::vector<Tensor> had = part->parameters_read();
+    for (const auto& own : part->own_parameters()) had.push_back(own.second);
+    for (const Tensor& tensor : had) {
+      const auto found = changed.find(tensor.impl().get());
+      if (found != changed.end()) {
+        part->replace_own_parameter(found->second.first, found->second.second);
+      }
+    }
+  }
+}
+
+std::vector<std::string> lora_targets(nn::Module& module, const LoraOptions& options) {
+  TESSERA_REQUIRE(options.target_modules.empty() != options.target_pattern.empty(),
+                  "LoRA: target_modules or target_pattern says which layers get an adapter");
+  const std::vector<NamedLinear> layers = linear_layers(module);
+  return options.target_pattern.empty() ? match_names(module, layers, options.target_modules)
+                                        : match_pattern(layers, options.target_pattern);
+}
+
+std::vector<std::string> lora_targets(const std::vector<std::string>& layers,
+                                      const LoraOptions& options) {
+  const auto& list = options.target_modules;
+  std::function<bool(const std::string&)> means = [&](const std::string& layer) {
+    return std::any_of(list.begin(), list.end(),
+                       [&](const std::string& name) { return is_name_or_its_end(layer, name); });
+  };
+  if (options.target_pattern == all_linear) {
+    means = [](const std::string& layer) { return !is_name_or_its_end(layer, output_head); };
+  } else if (!options.target_pattern.empty()) {
+    try {
+      means = [expression = std::regex(options.target_pattern)](const std::string& layer) {
+        return std::regex_match(layer, expression);
+      };
+    } catch (const std::regex_error&) {  // of Python's kind
+      return {};
+    }
+  }
+  std::vector<std::string> meant;
+  std::copy_if(layers.begin(), layers.end(), std::back_inserter(meant), means);
+  return meant;
+}
+
+std::vector<std::string> add_lora(nn::Module& module, const LoraOptions& options) {
+  std::vector<std::string> names = lora_targets(module, options);
+  const std::set<std::string> wanted(names.begin(), names.end());
+  for (const NamedLinear& layer : linear_layers(module)) {
+    if (wanted.contains(layer.name)) layer.layer->add_lora(options);
+  }
+  return names;
+}
+
+bool is_lora_parameter(std::string_view name) {
+  const auto is = [name](std::string_view factor) {
+    return name == factor ||
+           (name.ends_with(factor) && name[name.size() - factor.size() - 1] == '.');
+  };
+  return is("lora_A.weight") || is("lora_B.weight");
+}
+
+}  // namespace tessera
