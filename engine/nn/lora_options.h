@@ -1,4 +1,5 @@
-// What a low-rank adapter is made of, as a recipe or an adapter's file says it: no more than values.
+// What a low-rank adapter is made of, as a recipe or an adapter's file says it: no more than
+// values.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 """Checkpoints to and from PyTorch: what FSDP writes on two ranks, `tessera convert` makes whole with every moment;
 what it writes, torch.load(weights_only=True) and torch.distributed.checkpoint load, and training goes on from there as
 if nothing had happened."""
+import os
 import tempfile
 import warnings
 
@@ -59,6 +60,7 @@ def rank_main(rank, meeting, function, *arguments):
     dist.init_process_group("gloo", init_method=f"file://{meeting}/ranks", rank=rank, world_size=WORLD)
     function(rank, *arguments)
     dist.destroy_process_group()
+    os._exit(0)  # gloo's threads end the process now and then while Python takes itself apart
 
 
 def save_rank(rank, folder):
