@@ -55,11 +55,11 @@ FileRecord file_from_json(const std::string& name, const json& in) {
   FileRecord file;
   file.name = name;
   TESSERA_CHECK(is_member_name(name), ErrorCode::checkpoint, "'{}' is not a plain file name", name);
-  file.bytes = in.at("bytes").get<std::uint64_t>();
-  file.chunk_bytes = in.at("chunk_bytes").get<std::uint64_t>();
+  file.bytes = whole_number<std::uint64_t>(in.at("bytes"));
+  file.chunk_bytes = whole_number<std::uint64_t>(in.at("chunk_bytes"));
   TESSERA_CHECK(file.chunk_bytes != 0, ErrorCode::checkpoint, "chunk_bytes of '{}' is 0", name);
   const auto hex = in.at("xxh3").get<std::string>();
-  if (in.contains("cuts")) file.cuts = in.at("cuts").get<std::vector<std::uint64_t>>();
+  if (in.contains("cuts")) file.cuts = whole_numbers<std::uint64_t>(in.at("cuts"));
   const std::size_t chunks = ChunkMap(file.bytes, file.chunk_bytes, file.cuts).count();
   TESSERA_CHECK(hex.size() % 16 == 0 && hex.size() / 16 == chunks, ErrorCode::checkpoint,
                 "'{}' has {} hexadecimal digits of checksums for {} chunks", name, hex.size(),
@@ -113,14 +113,15 @@ Section section_from_json(const json& in, const Manifest& manifest) {
     TESSERA_CHECK(stored != nullptr && stored->dtype.has_value(), ErrorCode::checkpoint,
                   "tensor '{}' has unknown dtype '{}'", spec.name, dtype);
     spec.dtype = *stored->dtype;
-    spec.shape = tensor.at(2).get<std::vector<std::int64_t>>();
+    spec.shape = whole_numbers<std::int64_t>(tensor.at(2));
     section.tensors.push_back(std::move(spec));
   }
   for (const json& of_file : in.at("pieces")) {
     auto& list = section.pieces.emplace_back();
     for (const json& piece : of_file) {
-      list.push_back({piece.at(0).get<std::size_t>(), piece.at(1).get<std::int64_t>(),
-                      piece.at(2).get<std::int64_t>()});
+      list.push_back({whole_number<std::size_t>(piece.at(0)),
+                      whole_number<std::int64_t>(piece.at(1)),
+                      whole_number<std::int64_t>(piece.at(2))});
     }
   }
   TESSERA_CHECK(section.pieces.size() == section.files.size(), ErrorCode::checkpoint,
@@ -143,10 +144,10 @@ Lineage lineage_from_json(const json& in) {
   Lineage lineage;
   lineage.run = in.at("run").get<std::string>();
   lineage.launch = in.value("launch", std::string());
-  lineage.commit = in.at("commit").get<std::int64_t>();
+  lineage.commit = whole_number<std::int64_t>(in.at("commit"));
   if (in.contains("parent")) {
     lineage.parent = in.at("parent").get<std::string>();
-    lineage.parent_commit = in.at("parent_commit").get<std::int64_t>();
+    lineage.parent_commit = whole_number<std::int64_t>(in.at("parent_commit"));
   }
   // They become names of folders.
   TESSERA_CHECK(is_hex_id(lineage.run) && (lineage.launch.empty() || is_hex_id(lineage.launch)) &&
@@ -160,14 +161,14 @@ Manifest from_json(const json& in) {
   const auto format = in.at("format").get<std::string>();
   TESSERA_CHECK(format == format_name, ErrorCode::checkpoint, "format is '{}', not '{}'", format,
                 format_name);
-  const int version = in.at("version").get<int>();
+  const int version = whole_number<int>(in.at("version"));
   TESSERA_CHECK(version >= oldest_version && version <= format_version, ErrorCode::checkpoint,
                 "version {} is unknown, this program reads {} to {}; use the program that wrote it",
                 version, oldest_version, format_version);
   Manifest manifest;
   manifest.save_id = in.at("save_id").get<std::string>();
-  manifest.step = in.at("step").get<std::int64_t>();
-  manifest.world_size = in.at("world_size").get<int>();
+  manifest.step = whole_number<std::int64_t>(in.at("step"));
+  manifest.world_size = whole_number<int>(in.at("world_size"));
   const auto type = in.at("type").get<std::string>();
   TESSERA_CHECK(type == "full" || type == "sharded", ErrorCode::checkpoint,
                 "type '{}' is neither full nor sharded", type);

@@ -109,7 +109,9 @@ std::string label_of(const BenchJson& row) {
 }
 
 std::string bytes_or_dash(const BenchJson& value) {
-  return value.is_number() ? bytes_text(value.get<std::uint64_t>()) : "-";
+  // A peer's or an older file's number may be anything.
+  const double bytes = value.is_number() ? value.get<double>() : -1;
+  return bytes >= 0 && bytes < 0x1p63 ? bytes_text(static_cast<std::uint64_t>(bytes)) : "-";
 }
 
 std::string percent_or_dash(const BenchJson& value) {

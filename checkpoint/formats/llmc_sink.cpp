@@ -182,7 +182,8 @@ class LlmcSink final : public Sink {
     const nlohmann::json config = parse_json(config_text(contents_), "config.json");
     TESSERA_CHECK(
         config.is_object() && config.contains("n_head") && config["n_head"].is_number_integer() &&
-            config["n_head"] > 0 && d.width % config["n_head"].get<std::int64_t>() == 0,
+            config["n_head"] > 0 && config["n_head"] <= d.width &&
+            d.width % config["n_head"].get<std::int64_t>() == 0,
         ErrorCode::checkpoint, "config.json has no n_head that divides a width of {}", d.width);
     d.heads = config["n_head"].get<std::int64_t>();
     check_llmc_config(config, d.width);

@@ -212,7 +212,17 @@ TEST(ForgedManifests, AreRefusedByName) {
   EXPECT_TRUE(has(refusal([](auto& m) { m["version"] = 3; }), "version 3 is unknown"));
   EXPECT_TRUE(has(refusal([](auto& m) { m["type"] = "half"; }), "'half'"));
   EXPECT_TRUE(has(refusal([](auto& m) { m.erase("scalars"); }), "scalars"));
-  EXPECT_TRUE(has(refusal([](auto& m) { m["step"] = "1"; }), "not a manifest"));
+  EXPECT_TRUE(has(refusal([](auto& m) { m["step"] = "1"; }), "string stands where"));
+  // Numbers that no integer holds, and those that would wrap around to one that is taken.
+  const std::string no_number = "stands where a whole number";
+  EXPECT_TRUE(has(refusal([](auto& m) { m["version"] = 6.6e124; }), no_number));
+  EXPECT_TRUE(has(refusal([](auto& m) { m["version"] = 1.5; }), no_number));
+  EXPECT_TRUE(has(refusal([](auto& m) { m["version"] = (1ull << 32) + 1; }), no_number));
+  EXPECT_TRUE(has(refusal([](auto& m) { m["world_size"] = true; }), no_number));
+  EXPECT_TRUE(has(refusal([](auto& m) { m["step"] = ~0ull; }), no_number));
+  EXPECT_TRUE(has(refusal([&](auto& m) { m["files"][file]["bytes"] = -1; }), "from 0 on"));
+  EXPECT_TRUE(has(refusal([](auto& m) { m["model"]["tensors"][0][2] = {2.5}; }), no_number));
+  EXPECT_TRUE(has(refusal([](auto& m) { m["model"]["tensors"][0][2] = 3; }), "a list of whole"));
   EXPECT_TRUE(has(refusal([&](auto& m) { m["files"]["../x"] = m["files"][file]; }), "plain file"));
   EXPECT_TRUE(has(refusal([&](auto& m) { m["files"][file]["chunk_bytes"] = 0; }), "is 0"));
   EXPECT_TRUE(has(refusal([&](auto& m) { m["files"][file]["bytes"] = 1ull << 40; }), "chunks"));
