@@ -87,17 +87,22 @@ class Attempt {
     for (;;) {
       const bool running = collect(outcome);
       if (hosts_ != nullptr) listen_to_hosts(outcome, running);
-      if (!running && (hosts_ == nullptr || hosts_->verdict())) break;
+      if (!running && (hosts_ == nullptr || hosts_->verdict())) {
+        // What a pager has not taken yet waits for it, and the other hosts see this one waiting.
+        output_.finish();
+        if (output_.is_passed_on() || given_up_printing_) break;
+      }
       if (stop_at_ && Clock::now() >= *stop_at_) end_ranks();
       if (deadline_ && Clock::now() >= *deadline_) {
         signal_all(SIGKILL);
         deadline_.reset();
       }
-      if (const auto signal = signals_.wait(waiting_time(), watched()))
+      if (const auto signal = signals_.wait(waiting_time(), watched())) {
+        given_up_printing_ = !running && *signal != SIGUSR1;
         take_signal(*signal, outcome);
+      }
       output_.pass_on();
     }
-    output_.finish();
     append(outcome.messages, channel_.take());
     return outcome;
   }
@@ -273,6 +278,7 @@ class Attempt {
   std::optional<Clock::time_point> deadline_;  // of those that were told to end
   bool ending_ = false;
   bool end_told_ = false;
+  bool given_up_printing_ = false;  // signalled when no rank runs any more
   Clock::time_point stopped_at_{};  // by the signal that the launcher got
 };
 

@@ -17,6 +17,10 @@
 namespace tessera::cli {
 namespace {
 
+bool counts_this_host(const std::string& text) {
+  return text == "cpu" || text == "gpu" || text == "auto";
+}
+
 int ranks_from(const char* option, const std::string& text) {
   if (text == "cpu") return usable_cores();
   if (text == "gpu" || text == "auto") {
@@ -69,6 +73,11 @@ struct LaunchCommand {
     nodes.take_endpoint(launch, address.empty(), master_port < 0);
     nodes.settle(launch, has_address || !address.empty() || nodes.has_endpoint());
     if (!all_ranks.empty()) {
+      // A word counts what this host has.
+      TESSERA_CHECK(launch.nodes == 1 || !counts_this_host(all_ranks), ErrorCode::usage,
+                    "--num-processes {}: counts the ranks of all {} hosts, which this one cannot "
+                    "see; write --nproc-per-node {}",
+                    all_ranks, launch.nodes, all_ranks);
       launch.ranks = nodes.share_of(ranks_from("--num-processes", all_ranks), "--num-processes");
     }
     if (!ranks.empty()) launch.ranks = ranks_from("--nproc-per-node", ranks);
@@ -110,6 +119,11 @@ struct LaunchCommand {
     TESSERA_CHECK(config.processes || said, ErrorCode::usage,
                   "{} does not say num_processes; give --nproc-per-node", config_file);
     if (config.processes && !said) {
+      // A word counts what this host has.
+      TESSERA_CHECK(launch.nodes == 1 || !counts_this_host(all_ranks), ErrorCode::usage,
+                    "--num-processes {}: counts the ranks of all {} hosts, which this one cannot "
+                    "see; write --nproc-per-node {}",
+                    all_ranks, launch.nodes, all_ranks);
       launch.ranks = nodes.share_of(*config.processes, config_file + ": num_processes:");
     }
     if (config.gpu_ids) launch.variables["CUDA_VISIBLE_DEVICES"] = *config.gpu_ids;

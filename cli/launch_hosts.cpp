@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <csignal>
 #include <exception>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -133,7 +134,8 @@ void LaunchHosts::take(Peer& peer, const std::string& text) {
   const std::string kind = message.is_object() ? message.value("kind", "") : "";
   TESSERA_CHECK(!kind.empty(), ErrorCode::rank_failed, "a message makes no sense");
   if (kind == "signal") {
-    signals_.push_back(message.value("signal", 15));
+    signals_.push_back(message.value("signal", SIGTERM));
+    stopped_ = true;
     if (leads()) send_to_all(text, peer.node);
   } else if (kind == "plan") {
     plan_.world = message.value("world", 1);
@@ -199,6 +201,7 @@ void LaunchHosts::tell_end(const LaunchReport& report) {
 }
 
 void LaunchHosts::tell_signal(int signal) {
+  stopped_ = true;
   send_to_all(dumped({{"kind", "signal"}, {"signal", signal}}));
 }
 
@@ -210,11 +213,11 @@ std::optional<int> LaunchHosts::take_signal() {
 }
 
 // Node 0 does, when all hosts' ranks have ended; another one for itself when node 0 is gone. Where
-// a host is missing there is no world to start again.
+// a host is missing there is no world to start again, and what the user has stopped stays so.
 void LaunchHosts::decide() {
   if (!met_ || verdict_ || !own_ended_) return;
   if (!std::all_of(peers_.begin(), peers_.end(), [](const Peer& one) { return one.ended; })) return;
-  const bool again = leads() && !lost_ && gravest_->weight != Weight::none &&
+  const bool again = leads() && !lost_ && !stopped_ && gravest_->weight != Weight::none &&
                      gravest_->worth_restarting && attempt_ < plan_.max_restarts;
   verdict_ = Verdict{*gravest_, again};
   if (!leads()) return;

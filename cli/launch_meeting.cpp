@@ -50,6 +50,17 @@ std::optional<int> LaunchHosts::meet(SignalQueue& signals) {
   return leads() ? gather(signals) : come(signals);
 }
 
+namespace {
+
+// A signal that ends the launcher. A batch system's early warning does not: nothing is there to be
+// saved.
+std::optional<int> stop_within(SignalQueue& signals, std::vector<pollfd> watched) {
+  const auto signal = signals.wait(turn, std::move(watched));
+  return signal == SIGUSR1 ? std::nullopt : signal;
+}
+
+}  // namespace
+
 std::optional<int> LaunchHosts::gather(SignalQueue& signals) {
   auto listener = comm::control::listen_on(port());
   TESSERA_CHECK(listener.has_value(), ErrorCode::configuration,
@@ -62,7 +73,7 @@ std::optional<int> LaunchHosts::gather(SignalQueue& signals) {
     if (Clock::now() > deadline) fail_for_missing_nodes();
     std::vector<pollfd> all = watched();
     door.add_to(all);
-    if (const auto signal = signals.wait(turn, std::move(all))) return signal;
+    if (const auto signal = stop_within(signals, std::move(all))) return signal;
     let_in(door);
     serve();
     std::erase_if(peers_, [](const Peer& peer) { return !peer.stream.open(); });
@@ -162,7 +173,12 @@ void LaunchHosts::fail_for_missing_nodes() {
 
 // Empty when it has come; else why not.
 std::string LaunchHosts::try_to_come() {
-  auto connection = comm::control::connect_to(options_.master_address, port(), connection_patience);
+  std::optional<comm::FileDescriptor> connection;
+  try {
+    connection = comm::control::connect_to(options_.master_address, port(), connection_patience);
+  } catch (const Error& no_address) {  // a name may come later than the hosts
+    return no_address.what();
+  }
   if (!connection) return "nobody listens there";
   try {
     const std::string its = comm::control::introduce(connection->get(), meeting(), introduction(),
@@ -183,11 +199,11 @@ std::optional<int> LaunchHosts::come(SignalQueue& signals) {
                   "there with the same --master-addr, --master-port and --run-id",
                   options_.node_rank, options_.master_address, port(),
                   std::chrono::duration<double>(options_.meeting).count(), reason);
-    if (const auto signal = signals.wait(turn, {})) return signal;
+    if (const auto signal = stop_within(signals, {})) return signal;
   }
   // Node 0 says when all have come, or that they have not.
   while (!met_) {
-    if (const auto signal = signals.wait(turn, watched())) return signal;
+    if (const auto signal = stop_within(signals, watched())) return signal;
     serve();
     if (verdict_) throw Error(static_cast<ErrorCode>(verdict_->report.code), verdict_->report.line);
     TESSERA_CHECK(met_ || peers_.front().stream.open(), ErrorCode::rank_failed,

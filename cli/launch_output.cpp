@@ -3,10 +3,13 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <climits>
 #include <filesystem>
 #include <optional>
 
@@ -16,8 +19,9 @@ namespace tessera::cli {
 namespace {
 
 constexpr std::size_t longest_line = std::size_t{1} << 16;  // more is passed on in pieces
+constexpr std::size_t most_waiting = std::size_t{1} << 20;  // for a terminal or a pager
 
-// False, with errno, where a terminal or a file cannot take it.
+// False, with errno, where a file cannot take it.
 bool write_fully(int file, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(file, text.data(), text.size());
@@ -116,31 +120,76 @@ void RankOutput::close_ends() {
   for (Stream& stream : streams_) stream.theirs.reset();
 }
 
+RankOutput::Printer::Printer(int descriptor) : descriptor_(descriptor) {
+  struct stat status {};
+  const bool can_stop =
+      ::fstat(descriptor, &status) == 0 && (S_ISFIFO(status.st_mode) || S_ISCHR(status.st_mode));
+  if (!can_stop) return;
+  // Where that is not allowed the one that is there does, in small pieces.
+  own_ = comm::FileDescriptor(::open(fmt::format("/proc/self/fd/{}", descriptor).c_str(),
+                                     O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+}
+
+// What nobody reads is lost: the ranks go on.
+void RankOutput::Printer::push() {
+  std::size_t done = 0;
+  while (done < waiting_.size()) {
+    pollfd wanted{descriptor(), POLLOUT, 0};
+    if (::poll(&wanted, 1, 0) <= 0) break;
+    const std::size_t piece = own_.get() >= 0 ? waiting_.size() : std::size_t{PIPE_BUF};
+    const ssize_t written =
+        ::write(descriptor(), waiting_.data() + done, std::min(piece, waiting_.size() - done));
+    if (written < 0 && (errno == EINTR || errno == EAGAIN)) break;
+    done = written <= 0 ? waiting_.size() : done + static_cast<std::size_t>(written);
+  }
+  waiting_.erase(0, done);
+}
+
+RankOutput::Printer& RankOutput::printer_of(const Stream& stream) {
+  return printers_[stream.number == STDOUT_FILENO ? 0 : 1];
+}
+
+bool RankOutput::is_held_up(const Stream& stream) const {
+  return stream.printed &&
+         printers_[stream.number == STDOUT_FILENO ? 0 : 1].waiting() >= most_waiting;
+}
+
 std::vector<pollfd> RankOutput::waited_for() const {
   std::vector<pollfd> descriptors;
   for (const Stream& stream : streams_) {
-    if (stream.ours.get() >= 0) descriptors.push_back({stream.ours.get(), POLLIN, 0});
+    if (stream.ours.get() >= 0 && !is_held_up(stream)) {
+      descriptors.push_back({stream.ours.get(), POLLIN, 0});
+    }
+  }
+  for (const Printer& printer : printers_) {
+    if (printer.waiting() > 0) descriptors.push_back({printer.descriptor(), POLLOUT, 0});
   }
   return descriptors;
 }
 
 void RankOutput::pass_on() {
   for (Stream& stream : streams_) take(stream);
+  for (Printer& printer : printers_) printer.push();
 }
 
 void RankOutput::finish() {
-  pass_on();
   for (Stream& stream : streams_) {
+    take(stream);
     lines(stream, true);
     stream.ours.reset();
   }
+  for (Printer& printer : printers_) printer.push();
+}
+
+bool RankOutput::is_passed_on() const {
+  return printers_[0].waiting() == 0 && printers_[1].waiting() == 0;
 }
 
 // A rank that prints without end must not keep the launcher from the others.
 void RankOutput::take(Stream& stream) {
   constexpr int most_blocks = 16;
   char block[16384];
-  for (int i = 0; i < most_blocks && stream.ours.get() >= 0; ++i) {
+  for (int i = 0; i < most_blocks && stream.ours.get() >= 0 && !is_held_up(stream); ++i) {
     const ssize_t got = ::read(stream.ours.get(), block, sizeof block);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && errno == EAGAIN) return;
@@ -170,7 +219,7 @@ void RankOutput::lines(Stream& stream, bool all) {
     numbered += fmt::format("[rank {}]: {}", stream.rank, text.substr(begin, stop - begin));
     begin = stop;
   }
-  (void)write_fully(stream.number, numbered);  // what nobody reads is lost: the ranks go on
+  printer_of(stream).print(numbered);
 }
 
 // A file has what the rank wrote, to the byte. Where it cannot take it (a full disk) the ranks go
@@ -182,7 +231,7 @@ void RankOutput::keep(Stream& stream, std::string_view text) {
   const std::string told =
       fmt::format("tessera: what rank {} prints is not kept from here on: {}\n", stream.rank,
                   describe_errno("write", errno));
-  (void)write_fully(STDERR_FILENO, told);
+  printers_[1].print(told);
   file.reset();
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <poll.h>
+#include <unistd.h>
 
 #include <array>
 #include <deque>
@@ -46,10 +47,13 @@ class RankOutput {
 
   // To be waited for.
   [[nodiscard]] std::vector<pollfd> waited_for() const;
-  // Passes on what has come; does not wait.
+  // Passes on what has come; does not wait for a terminal or a pager that takes nothing now. A rank
+  // whose lines wait there waits as well, once they are many.
   void pass_on();
-  // And what ended without a line's end.
+  // And what ended without a line's end: the ranks print no more.
   void finish();
+  // Nothing waits for a terminal or a pager.
+  [[nodiscard]] bool is_passed_on() const;
 
  private:
   struct Stream {
@@ -62,10 +66,29 @@ class RankOutput {
     std::string line;  // that has not ended yet
   };
 
+  // The launcher's stdout or stderr.
+  class Printer {
+   public:
+    explicit Printer(int descriptor);
+    void print(std::string_view text) { waiting_ += text; }
+    void push();  // what is taken without waiting
+    [[nodiscard]] std::size_t waiting() const { return waiting_.size(); }
+    [[nodiscard]] int descriptor() const { return own_.get() >= 0 ? own_.get() : descriptor_; }
+
+   private:
+    int descriptor_;
+    // The same terminal or pipe, so that whoever else has it open does not find it nonblocking.
+    comm::FileDescriptor own_;
+    std::string waiting_;
+  };
+
+  [[nodiscard]] Printer& printer_of(const Stream& stream);
+  [[nodiscard]] bool is_held_up(const Stream& stream) const;
   void take(Stream& stream);
   void lines(Stream& stream, bool all);
   void keep(Stream& stream, std::string_view text);
 
+  std::array<Printer, 2> printers_{Printer(STDOUT_FILENO), Printer(STDERR_FILENO)};
   std::deque<Stream> streams_;
   std::vector<comm::FileDescriptor> files_;
 };

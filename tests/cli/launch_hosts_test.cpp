@@ -6,8 +6,11 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <fstream>
 #include <memory>
 #include <set>
+#include <thread>
 
 #include "tests/cli/program_testing.h"
 
@@ -217,6 +220,63 @@ TEST(LaunchHosts, ASignalToOneStopsAll) {
   }
 }
 
+// While the ranks of a failed attempt still end, which takes this one three seconds.
+TEST(LaunchHosts, WhatIsStoppedDoesNotStartAgain) {
+  for (const std::size_t told : {0u, 1u}) {
+    Hosts hosts;
+    const TemporaryFolder folder;
+    const std::string go = (folder / "go").string();
+    const std::string sleep = host_sleep();
+    const std::string script = "echo here; trap '' TERM; if test $RANK = 0; then while ! test -e " +
+                               go + "; do sleep 0.1; done; exit 9; fi; " + sleep;
+    hosts.start(0, {"--max-restarts", "3"}, script);
+    hosts.start(1, {}, script);
+    ASSERT_TRUE(hosts.have_begun("here\n"));
+    std::ofstream(go) << "";
+    std::this_thread::sleep_for(seconds(1));
+    hosts[told].signal(SIGTERM);
+    const int code = hosts[0].wait();
+    EXPECT_GT(code, 0) << hosts[0].err();
+    EXPECT_EQ(hosts[1].wait(), code) << hosts[1].err();
+    EXPECT_EQ(hosts[0].err().find("restarting"), std::string::npos) << hosts[0].err();
+    EXPECT_TRUE(eventually([&] { return processes_with(sleep) == 0; }));
+  }
+}
+
+// "Save and go on", with nobody there to save.
+TEST(LaunchHosts, AnEarlyWarningDoesNotEndTheMeeting) {
+  Hosts hosts;
+  hosts.start(0, {}, "echo $RANK");
+  std::this_thread::sleep_for(seconds(1));
+  hosts[0].signal(SIGUSR1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  hosts.start(1, {}, "echo $RANK");
+  hosts.expect_codes({0, 0});
+}
+
+// For longer than a launcher may be silent.
+TEST(LaunchHosts, APagerThatPausesEndsNobody) {
+  Hosts hosts;
+  const TemporaryFolder folder;
+  const std::string shown = (folder / "shown").string();
+  const std::string script = "head -c 300000 /dev/zero | tr '\\0' x | fold -w 99";
+  const auto command = [&](int node) {
+    return "TESSERA_JOB_KEY=" + std::string(the_key) + " TESSERA_STANDSTILL_TIMEOUT=1 " +
+           testing::program_path() + " launch --nnodes 2 --master-addr 127.0.0.1 --node-rank " +
+           std::to_string(node) + " --master-port " + std::to_string(hosts.port()) +
+           " --tee 3 -- sh -c \"" + script + (node == 0 ? "" : "; sleep 7") + "\"";
+  };
+  const std::string both = "( " + command(1) + " >/dev/null 2>&1; echo $? >" + shown + ".1 ) & { " +
+                           command(0) + " 2>" + shown + ".err; echo $? >" + shown +
+                           ".0; } | ( sleep 6; cat ) >" + shown + "; wait";
+  ASSERT_EQ(std::system(both.c_str()), 0);
+  const std::string error = testing::read_text(shown + ".err");
+  EXPECT_EQ(testing::read_text(shown + ".0"), "0\n") << error;
+  EXPECT_EQ(testing::read_text(shown + ".1"), "0\n") << error;
+  const std::string text = testing::read_text(shown);
+  EXPECT_EQ(std::count(text.begin(), text.end(), 'x'), 300000);
+}
+
 TEST(LaunchHosts, AnotherKeyDoesNotComeInAndTheRightOneDoes) {
   Hosts hosts;
   hosts.start(0, {}, "echo $RANK");
@@ -334,6 +394,7 @@ TEST(LaunchHosts, WhatIsMissingOrWrongIsOneLine) {
           "--node-rank 2: of 2 hosts the numbers are 0 to 1");
   refused(with({"--master-port", "65535"}), 2, "use one below 65535");
   refused(with({"--num-processes", "3"}), 2, "--num-processes 3: these are the ranks of all hosts");
+  refused(with({"--num-processes", "cpu"}), 2, "write --nproc-per-node cpu");
   refused(with({"--num-processes", "2", "--nproc-per-node", "1"}), 2, "keep one");
   refused(with({"--rdzv-conf", "join_timeout=soon"}), 2, "a number of seconds");
   refused(two, 3, "need a key that strangers on the network do not have", "");

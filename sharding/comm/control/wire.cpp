@@ -159,10 +159,11 @@ std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses_of(const std::strin
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   const int status = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  TESSERA_CHECK(status == 0, ErrorCode::configuration,
-                "rank 0's host '{}' has no address: {}; set MASTER_ADDR to a name or number that "
-                "every host can reach",
-                host, gai_strerror(status));
+  TESSERA_CHECK(
+      status == 0, ErrorCode::configuration,
+      "rank 0's host '{}' has no address: {}; MASTER_ADDR, or --master-addr, is a name or "
+      "a number that every host can reach",
+      host, gai_strerror(status));
   return {found, &freeaddrinfo};
 }
 
