@@ -133,6 +133,13 @@ BenchRow make_row(const BenchGrid& grid, const Combination& combination,
   return row;
 }
 
+// What would make their work another than Tessera's. Empty: nothing.
+std::string_view what_peers_lack(const Recipe& recipe) {
+  if (trains_adapters(recipe)) return "an adapter (model.lora, model.adapter)";
+  if (!recipe.train.parameter_groups.empty()) return "train.parameter_groups";
+  return recipe.sharding.ignored_modules ? "sharding.ignored_modules" : "";
+}
+
 void add_peers(const BenchGrid& grid, const BenchRow& own, std::vector<BenchRow>& rows) {
   for (const std::string& peer : grid.peers) {
     for (const std::string& mode : peer_modes(peer, own, grid.peer_modes)) {
@@ -144,11 +151,12 @@ void add_peers(const BenchGrid& grid, const BenchRow& own, std::vector<BenchRow>
         row.name = fmt::format("{} {}{}, {} rank{}, {}", peer, mode, compile ? " compiled" : "",
                                own.world_size, own.world_size == 1 ? "" : "s", own.precision);
         row.id = id_of(row, grid);
-        if (row.refused.empty() && trains_adapters(row.recipe)) {
+        const std::string_view lacks = what_peers_lack(row.recipe);
+        if (row.refused.empty() && !lacks.empty()) {
           refuse(row, Error(ErrorCode::configuration,
-                            fmt::format("--peer {}: the recipe trains an adapter, and peers train "
-                                        "the whole model; leave out --peer",
-                                        peer)));
+                            fmt::format("--peer {}: the recipe has {}, and peers train the whole "
+                                        "model alike; leave out --peer",
+                                        peer, lacks)));
         }
         rows.push_back(std::move(row));
       }

@@ -42,7 +42,7 @@ std::vector<RecipeKey> model_keys() {
       default_is("8", key(TESSERA_KEY(model, lora.r), "The rank of the adapters.",
                           Range{1, nn::max_lora_rank, false, false})),
       default_is("16", key(TESSERA_KEY(model, lora.alpha),
-                           "What an adapter adds is multiplied by `alpha / r`.")),
+                           "What an adapter adds is multiplied by `alpha / r`.", above(0))),
       default_is("0", key(TESSERA_KEY(model, lora.dropout),
                           "The dropout rate of what goes into the adapters.", from_up_to(0, 1))),
       default_is("false", key(TESSERA_KEY(model, lora.use_rslora),

@@ -58,6 +58,11 @@ class MergedSource final : public formats::Source {
     for (auto& [layer, pair] : layers) add_layer(layer, std::move(pair));
     contents_.notes.push_back(
         fmt::format("{} adapters of rank {} merged from {}", layers.size(), config_.rank, folder_));
+    if (std::error_code error; std::filesystem::is_directory(adapter / "classifier", error)) {
+      contents_.notes.push_back(fmt::format(
+          "the classifier that was trained with them is no part of the model and stays in {}",
+          (adapter / "classifier").string()));
+    }
   }
 
   [[nodiscard]] const Contents& contents() const override { return contents_; }

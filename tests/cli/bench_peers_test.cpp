@@ -142,14 +142,20 @@ TEST(BenchPeers, WithoutTheirPackageTheyAreRefused) {
 }
 
 // What a peer would train is another thing.
-TEST(BenchPeers, ARecipeThatTrainsAnAdapterIsRefusedToThem) {
-  const TrainingFolder folder;
-  const StandIn peer(folder, "touch " + folder.path("called") + "\n" + answer_of("[1]"));
-  const Compared done = peer.compare({{"model.lora.target_modules", "all-linear"}});
-  EXPECT_EQ(done.ended.code, 3) << done.ended.err;
-  expect_not_measured(row_of(done.report, peer_row), "refused", "peers train the whole model");
-  EXPECT_EQ(row_of(done.report, "FULL_SHARD, 2 ranks, fp32")["status"], "measured");
-  EXPECT_FALSE(std::filesystem::exists(folder.path("called")));
+TEST(BenchPeers, ARecipeOfOtherWorkIsRefusedToThem) {
+  const std::vector<std::pair<std::string, std::string>> others = {
+      {"model.lora.target_modules", "all-linear"},
+      {"sharding.ignored_modules", "[transformer.ln_f]"},
+      {"train.parameter_groups", "[{pattern: '.*bias', weight_decay: 0}]"}};
+  for (const auto& [key, value] : others) {
+    const TrainingFolder folder;
+    const StandIn peer(folder, "touch " + folder.path("called") + "\n" + answer_of("[1]"));
+    const Compared done = peer.compare({{key, value}});
+    EXPECT_EQ(done.ended.code, 3) << done.ended.err;
+    expect_not_measured(row_of(done.report, peer_row), "refused", "peers train the whole model");
+    EXPECT_EQ(row_of(done.report, "FULL_SHARD, 2 ranks, fp32")["status"], "measured") << key;
+    EXPECT_FALSE(std::filesystem::exists(folder.path("called"))) << key;
+  }
 }
 
 }  // namespace

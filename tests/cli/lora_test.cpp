@@ -211,6 +211,7 @@ TEST_F(Lora, WhatCannotBeIsRefusedInOneLine) {
   std::vector<RefusedAdapter> cases = {
       {{{"model.lora.r", "0"}}, 3, "model.lora.r must be at least 1 and at most 1048576, got 0"},
       {{{"model.lora.r", "4611686018427387904"}}, 3, "model.lora.r must be"},
+      {{{"model.lora.alpha", "0"}}, 3, "model.lora.alpha must be above 0"},
       {{{"model.lora.alpha", "1e300"}}, 3, "model.lora.alpha is 1e+300, too much"},
       {{{"model.lora.dropout", "1"}}, 3, "model.lora.dropout"},
       {{{"model.lora.alpha", "much"}}, 3, "model.lora.alpha"},
@@ -293,6 +294,22 @@ TEST_F(Lora, AResumeWithAnotherAdapterIsRefused) {
   EXPECT_EQ(ended.code, 5) << ended.err;
   EXPECT_NE(ended.err.find("none of its 28 model tensors"), std::string::npos) << ended.err;
   EXPECT_LT(ended.err.size(), 1000u) << ended.err;
+}
+
+// As without groups: what is kept is which parameters are in one, and how they decay.
+TEST_F(Lora, AResumeWithGroupsMayHaveAnotherRate) {
+  const auto groups = [](const std::string& decay) {
+    return Settings{{"train.parameter_groups",
+                     "[{pattern: '.*lora_B.weight', lr: 0.05, weight_decay: " + decay + "}]"}};
+  };
+  train_adapter(1, small_adapter("rates", 2) + groups("0.1"));
+  const Settings on = small_adapter("rates", 4) + Settings{{"train.lr", "0.003"}};
+  const Ended other = run(1, on + groups("0.2"));
+  EXPECT_EQ(other.code, 3) << other.err;
+  EXPECT_NE(other.err.find("the run there has the parameter groups"), std::string::npos);
+  const Ended same = run(1, on + groups("0.1"));
+  EXPECT_EQ(same.code, 0) << same.err;
+  EXPECT_TRUE(fs::exists(path("rates/step-4")));
 }
 
 TEST_F(Lora, ParameterGroupsGiveTheSameBitsUnderEveryStrategy) {

@@ -8,6 +8,9 @@ namespace tessera::comm::control {
 
 std::string broadcast_by_mpi(const std::string& text, int rank) {
   Mpi& mpi = mpi_library("TESSERA_BOOTSTRAP=mpi", "use tcp or file:PATH");
+  TESSERA_CHECK(!mpi.finalized(), ErrorCode::configuration,
+                "TESSERA_BOOTSTRAP=mpi: MPI starts once in a process, and has ended in this one; "
+                "call MPI_Init and MPI_Finalize in the program, or use tcp or file:PATH");
   const bool already = mpi.initialized();
   if (!already) mpi.init();
   std::string message(256, '\0');

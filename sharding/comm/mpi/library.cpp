@@ -37,8 +37,8 @@ std::vector<std::string> library_names() {
 
 // It stays loaded: MPI has threads and handlers of its own.
 void* open_library(std::string_view wanted_by, std::string_view instead) {
-  const bool is_linked = dlsym(RTLD_DEFAULT, "MPI_Init_thread") != nullptr;
-  if (is_linked && !is_in_environment(library_variable)) return RTLD_DEFAULT;
+  // A program that is linked with one uses that: another one's handles would mean nothing to it.
+  if (dlsym(RTLD_DEFAULT, "MPI_Init_thread") != nullptr) return RTLD_DEFAULT;
   std::string reasons;
   for (const std::string& name : library_names()) {
     // Open MPI's plug-ins look for its symbols.
@@ -102,8 +102,8 @@ Mpi::Turn::Turn(Mpi& mpi, bool alone) {
 }
 
 void Mpi::give_up() {
-  const std::unique_lock lock(calls_, time_for_calls);
   given_up_.store(true);
+  const std::unique_lock lock(calls_, time_for_calls);  // until the calls under way have returned
 }
 
 bool Mpi::given_up() const {

@@ -68,8 +68,8 @@ class Mpi {
   virtual bool is_there(int from, int tag, Communicator over) = 0;
   virtual void take(void* memory, int bytes, int from, int tag, Communicator over) = 0;
 
-  // After a failure. When it returns, no thread is in MPI, and later calls are refused: memory that
-  // MPI was told of may go.
+  // After a failure: further calls are refused. When it returns, no thread is in MPI, and memory
+  // that MPI was told of may go; unless a call does not return within a second.
   void give_up();
   [[nodiscard]] bool given_up() const;
 
