@@ -65,6 +65,11 @@ add_test(NAME consumer/from_accelerate
          COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/consumer/from_accelerate_test.py
                  ${CMAKE_BINARY_DIR}/tessera ${PROJECT_SOURCE_DIR})
 set_tests_properties(consumer/from_accelerate PROPERTIES LABELS "consumer;quick" TIMEOUT 120)
+# And of a checkpoint's bytes.
+add_test(NAME cli/second_reader
+         COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/cli/second_reader_test.py
+                 ${CMAKE_BINARY_DIR}/tessera ${PROJECT_SOURCE_DIR})
+set_tests_properties(cli/second_reader PROPERTIES LABELS "cli;quick" TIMEOUT 120)
 # The examples of the README and of docs/cpp-api.md, as a user starts them. examples/ comes after the tests: by path.
 if(TESSERA_EXAMPLES)
   add_test(NAME consumer/own_module_example

@@ -199,6 +199,17 @@ def check_file(root, path, lines):
     return errors, warnings
 
 
+def tests_that_nobody_runs(root, paths):
+    """Lists (path, line, message): a Python test that no CMake file names."""
+    cmake = ""
+    for path in paths:
+        if os.path.basename(path) == "CMakeLists.txt" or path.endswith(".cmake"):
+            with open(os.path.join(root, path), encoding="utf-8") as file:
+                cmake += file.read()
+    return [(path, 1, "no CMake file runs this test") for path in paths
+            if path.startswith("tests" + os.sep) and path.endswith("_test.py") and os.path.basename(path) not in cmake]
+
+
 def check_tree(root):
     """Returns ([(path, line, message)] of errors, the same of warnings, the number of files)."""
     errors, warnings, count = [], [], 0
@@ -223,6 +234,7 @@ def check_tree(root):
             library.append((path, types_of(lines)))
     errors += hidden_types(library, tests)
     errors += missing_gpu_kernels(root)
+    errors += tests_that_nobody_runs(root, list(files_of(root)))
     return errors, warnings, count
 
 

@@ -35,6 +35,12 @@ class Tidiness(unittest.TestCase):
         self.write("cli/main.cpp", '// Main.\n#include <vector>\n\n#include "kernels/kernels.h"\n')
         self.assertEqual(self.errors(), [])
 
+    def test_a_test_that_nobody_runs_is_found(self):
+        self.write("tests/cli/reader_test.py", '"""A test."""\n')
+        self.assert_one_error("tests/cli/reader_test.py:1:", "no CMake file runs")
+        self.write("tests/tree_tests.cmake", "add_test(NAME reader COMMAND python3 reader_test.py)\n")
+        self.assertEqual(self.errors(), [])
+
     def test_every_upward_include_is_found(self):
         floors = ("kernels", "engine", "sharding", "checkpoint", "tokenizers", "models", "tasks", "cli")
         for low, source in enumerate(floors):
