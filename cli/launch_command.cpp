@@ -119,11 +119,6 @@ struct LaunchCommand {
     TESSERA_CHECK(config.processes || said, ErrorCode::usage,
                   "{} does not say num_processes; give --nproc-per-node", config_file);
     if (config.processes && !said) {
-      // A word counts what this host has.
-      TESSERA_CHECK(launch.nodes == 1 || !counts_this_host(all_ranks), ErrorCode::usage,
-                    "--num-processes {}: counts the ranks of all {} hosts, which this one cannot "
-                    "see; write --nproc-per-node {}",
-                    all_ranks, launch.nodes, all_ranks);
       launch.ranks = nodes.share_of(*config.processes, config_file + ": num_processes:");
     }
     if (config.gpu_ids) launch.variables["CUDA_VISIBLE_DEVICES"] = *config.gpu_ids;

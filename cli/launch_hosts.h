@@ -112,7 +112,8 @@ class LaunchHosts {
   std::chrono::nanoseconds beat_at_{0};
   bool met_ = false;
   bool own_ended_ = false;
-  bool lost_ = false;     // a host, for good
+  bool lost_ = false;  // a host, for good
+  bool told_of_name_ = false;
   bool stopped_ = false;  // by a signal, wherever it came
   int attempt_ = 0;
   std::optional<LaunchReport> elsewhere_;

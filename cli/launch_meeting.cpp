@@ -177,6 +177,8 @@ std::string LaunchHosts::try_to_come() {
   try {
     connection = comm::control::connect_to(options_.master_address, port(), connection_patience);
   } catch (const Error& no_address) {  // a name may come later than the hosts
+    // One that is wrong is not waited for in silence.
+    if (!std::exchange(told_of_name_, true)) say(fmt::format("waiting: {}", no_address.what()));
     return no_address.what();
   }
   if (!connection) return "nobody listens there";

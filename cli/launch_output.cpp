@@ -145,13 +145,8 @@ void RankOutput::Printer::push() {
   waiting_.erase(0, done);
 }
 
-RankOutput::Printer& RankOutput::printer_of(const Stream& stream) {
-  return printers_[stream.number == STDOUT_FILENO ? 0 : 1];
-}
-
 bool RankOutput::is_held_up(const Stream& stream) const {
-  return stream.printed &&
-         printers_[stream.number == STDOUT_FILENO ? 0 : 1].waiting() >= most_waiting;
+  return stream.printed && printers_[printer_of(stream)].waiting() >= most_waiting;
 }
 
 std::vector<pollfd> RankOutput::waited_for() const {
@@ -175,6 +170,7 @@ void RankOutput::pass_on() {
 void RankOutput::finish() {
   for (Stream& stream : streams_) {
     take(stream);
+    if (is_held_up(stream)) continue;  // the pipe may have more
     lines(stream, true);
     stream.ours.reset();
   }
@@ -182,7 +178,10 @@ void RankOutput::finish() {
 }
 
 bool RankOutput::is_passed_on() const {
-  return printers_[0].waiting() == 0 && printers_[1].waiting() == 0;
+  return std::all_of(printers_.begin(), printers_.end(),
+                     [](const Printer& printer) { return printer.waiting() == 0; }) &&
+         std::all_of(streams_.begin(), streams_.end(),
+                     [](const Stream& stream) { return stream.ours.get() < 0; });
 }
 
 // A rank that prints without end must not keep the launcher from the others.
@@ -219,7 +218,7 @@ void RankOutput::lines(Stream& stream, bool all) {
     numbered += fmt::format("[rank {}]: {}", stream.rank, text.substr(begin, stop - begin));
     begin = stop;
   }
-  printer_of(stream).print(numbered);
+  printers_[printer_of(stream)].print(numbered);
 }
 
 // A file has what the rank wrote, to the byte. Where it cannot take it (a full disk) the ranks go

@@ -50,9 +50,10 @@ class RankOutput {
   // Passes on what has come; does not wait for a terminal or a pager that takes nothing now. A rank
   // whose lines wait there waits as well, once they are many.
   void pass_on();
-  // And what ended without a line's end: the ranks print no more.
+  // And what ended without a line's end: the ranks print no more. To be called until all of it
+  // is_passed_on().
   void finish();
-  // Nothing waits for a terminal or a pager.
+  // After finish(): nothing waits for a terminal or a pager.
   [[nodiscard]] bool is_passed_on() const;
 
  private:
@@ -82,7 +83,9 @@ class RankOutput {
     std::string waiting_;
   };
 
-  [[nodiscard]] Printer& printer_of(const Stream& stream);
+  static std::size_t printer_of(const Stream& stream) {
+    return stream.number == STDOUT_FILENO ? 0 : 1;
+  }
   [[nodiscard]] bool is_held_up(const Stream& stream) const;
   void take(Stream& stream);
   void lines(Stream& stream, bool all);

@@ -259,7 +259,7 @@ TEST(LaunchHosts, APagerThatPausesEndsNobody) {
   Hosts hosts;
   const TemporaryFolder folder;
   const std::string shown = (folder / "shown").string();
-  const std::string script = "head -c 300000 /dev/zero | tr '\\0' x | fold -w 99";
+  const std::string script = "head -c 1050000 /dev/zero | tr '\\0' x | fold -w 99";
   const auto command = [&](int node) {
     return "TESSERA_JOB_KEY=" + std::string(the_key) + " TESSERA_STANDSTILL_TIMEOUT=1 " +
            testing::program_path() + " launch --nnodes 2 --master-addr 127.0.0.1 --node-rank " +
@@ -274,7 +274,7 @@ TEST(LaunchHosts, APagerThatPausesEndsNobody) {
   EXPECT_EQ(testing::read_text(shown + ".0"), "0\n") << error;
   EXPECT_EQ(testing::read_text(shown + ".1"), "0\n") << error;
   const std::string text = testing::read_text(shown);
-  EXPECT_EQ(std::count(text.begin(), text.end(), 'x'), 300000);
+  EXPECT_EQ(std::count(text.begin(), text.end(), 'x'), 1050000);
 }
 
 TEST(LaunchHosts, AnotherKeyDoesNotComeInAndTheRightOneDoes) {

@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <termios.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <set>
 
 #include "cli/launch.h"
@@ -273,6 +275,21 @@ TEST(Launch, ATerminalStaysOne) {
   EXPECT_GT(::read(terminal, text, sizeof text - 1), 0);
   EXPECT_NE(std::string(text).find("terminal"), std::string::npos);
   ::close(terminal);
+}
+
+// When the rank ends, some of its lines are still in its pipe: the launcher has as many as it
+// takes.
+TEST(Launch, WhatAPagerHasNotTakenYetIsNotLost) {
+  const TemporaryFolder folder;
+  const std::string shown = (folder / "shown").string();
+  const std::string command =
+      testing::program_path() +
+      " launch --nproc-per-node 1 --tee 3 -- sh -c \"head -c 1050000 /dev/zero | tr '\\0' x | "
+      "fold -w 99\" | ( sleep 3; cat ) >" +
+      shown;
+  ASSERT_EQ(std::system(command.c_str()), 0);
+  const std::string text = testing::read_text(shown);
+  EXPECT_EQ(std::count(text.begin(), text.end(), 'x'), 1050000);
 }
 
 }  // namespace
