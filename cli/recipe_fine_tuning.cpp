@@ -4,29 +4,18 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
-#include <regex>
 #include <utility>
 
 #include "cli/nearest.h"
 #include "cli/recipe_values.h"
+#include "engine/name_pattern.h"
 #include "kernels/base/error.h"
 
 namespace tessera::cli {
 namespace {
 
-// The library that reads expressions goes into itself for each parenthesis.
-constexpr std::size_t longest_expression = 1000;
-
 void check_expression(const std::string& text, const std::string& place, const std::string& key) {
-  TESSERA_CHECK(text.size() <= longest_expression, ErrorCode::configuration,
-                "{}: {}: an expression of {} characters; there may be {}", place, key, text.size(),
-                longest_expression);
-  try {
-    (void)std::regex(text);
-  } catch (const std::regex_error& error) {
-    fail(ErrorCode::configuration, "{}: {}: \"{}\" is no regular expression: {}", place, key, text,
-         error.what());
-  }
+  const NamePattern pattern(text, fmt::format("{}: {}:", place, key));
 }
 
 ParameterGroupRecipe read_group(const YamlNode& node, const std::string& key) {

@@ -5,9 +5,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <regex>
 #include <string_view>
 
+#include "engine/name_pattern.h"
 #include "kernels/base/error.h"
 
 namespace tessera {
@@ -32,14 +32,9 @@ using NamedModules = std::vector<std::pair<std::string, nn::Module*>>;
 
 std::set<std::string> matching_names(const NamedModules& modules, const std::string& pattern) {
   std::set<std::string> matched;
-  try {
-    const std::regex expression(pattern);
-    for (const auto& [name, module] : modules) {
-      if (!name.empty() && std::regex_match(name, expression)) matched.insert(name);
-    }
-  } catch (const std::regex_error& error) {
-    fail(ErrorCode::configuration, "ignored_modules: \"{}\" is no regular expression: {}", pattern,
-         error.what());
+  const NamePattern expression(pattern, "ignored_modules:");
+  for (const auto& [name, module] : modules) {
+    if (!name.empty() && expression.matches(name)) matched.insert(name);
   }
   TESSERA_CHECK(!matched.empty(), ErrorCode::configuration,
                 "ignored_modules: no module's whole name matches \"{}\"; a name is as {}", pattern,

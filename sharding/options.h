@@ -84,7 +84,7 @@ struct ShardingOptions {
   // what goes into them is cast, and what comes out of them cast back. Their parameters are
   // gathered in fp32; their gradients travel as the others.
   std::vector<std::string> keep_fp32 = {};
-  // Modules by their full names, and by a regular expression (ECMAScript's) that matches full
+  // Modules by their full names, and by a regular expression (NamePattern's) that matches full
   // names, left as they are with what lies below them: their parameters are in no unit, every rank
   // has them whole and in their own dtype. Beside a param_dtype, what goes into them is cast to
   // theirs, and what comes out of them back. Nobody sums, clips or unscales their gradients:

@@ -7,10 +7,10 @@
 #include <functional>
 #include <iterator>
 #include <map>
-#include <regex>
 #include <set>
 
 #include "engine/memory_kind.h"
+#include "engine/name_pattern.h"
 #include "kernels/base/error.h"
 
 namespace tessera {
@@ -48,25 +48,21 @@ std::string names_to_choose_from(const std::vector<NamedLinear>& layers) {
   return fmt::format("there are {}", fmt::join(names, ", "));
 }
 
-std::regex compile(const std::string& pattern) {
-  try {
-    return std::regex(pattern);
-  } catch (const std::regex_error& error) {
-    fail(ErrorCode::configuration, "LoRA: \"{}\" is no regular expression: {}", pattern,
-         error.what());
+std::function<bool(const std::string&)> meant_by_pattern(const std::string& pattern) {
+  if (pattern == all_linear) {
+    return [](const std::string& layer) { return !is_name_or_its_end(layer, output_head); };
   }
+  return [expression = NamePattern(pattern, "LoRA:")](const std::string& layer) {
+    return expression.matches(layer);
+  };
 }
 
 std::vector<std::string> match_pattern(const std::vector<NamedLinear>& layers,
                                        const std::string& pattern) {
   std::vector<std::string> matched;
-  const bool all = pattern == all_linear;
-  const std::regex expression = all ? std::regex() : compile(pattern);
+  const auto is_meant = meant_by_pattern(pattern);
   for (const NamedLinear& layer : layers) {
-    if (all ? !is_name_or_its_end(layer.name, output_head)
-            : std::regex_match(layer.name, expression)) {
-      matched.push_back(layer.name);
-    }
+    if (is_meant(layer.name)) matched.push_back(layer.name);
   }
   TESSERA_CHECK(!matched.empty(), ErrorCode::configuration,
                 "LoRA: no linear layer's whole name matches \"{}\"; a name is as {}, and the last "
@@ -176,19 +172,14 @@ std::vector<std::string> lora_targets(const std::vector<std::string>& layers,
     return std::any_of(list.begin(), list.end(),
                        [&](const std::string& name) { return is_name_or_its_end(layer, name); });
   };
-  if (options.target_pattern == all_linear) {
-    means = [](const std::string& layer) { return !is_name_or_its_end(layer, output_head); };
-  } else if (!options.target_pattern.empty()) {
-    try {
-      means = [expression = std::regex(options.target_pattern)](const std::string& layer) {
-        return std::regex_match(layer, expression);
-      };
-    } catch (const std::regex_error&) {  // of Python's kind
-      return {};
-    }
-  }
   std::vector<std::string> meant;
-  std::copy_if(layers.begin(), layers.end(), std::back_inserter(meant), means);
+  try {
+    if (!options.target_pattern.empty()) means = meant_by_pattern(options.target_pattern);
+    std::copy_if(layers.begin(), layers.end(), std::back_inserter(meant), means);
+  } catch (const Error& error) {  // words that Python alone has
+    if (error.code() != ErrorCode::configuration) throw;
+    meant.clear();
+  }
   return meant;
 }
 

@@ -2,9 +2,9 @@
 #include "engine/optim/optimizer.h"
 
 #include <algorithm>
-#include <regex>
 
 #include "engine/memory_kind.h"
+#include "engine/name_pattern.h"
 #include "kernels/base/error.h"
 
 namespace tessera::optim {
@@ -52,19 +52,13 @@ void Optimizer::find_groups() {
     TESSERA_REQUIRE(group.lr_scale >= 0 && group.weight_decay.value_or(0) >= 0,
                     "parameter group \"{}\": lr_scale and weight_decay cannot be negative",
                     group.pattern);
-    std::regex expression;
-    try {
-      expression = std::regex(group.pattern);
-    } catch (const std::regex_error& error) {
-      fail(ErrorCode::configuration, "parameter group \"{}\" is no regular expression: {}",
-           group.pattern, error.what());
-    }
+    const NamePattern pattern(group.pattern, "parameter group");
     bool matches = false, concerns = false;
     const std::string* trained = nullptr;
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       if (!parameters_[i].tensor.requires_grad()) continue;
       if (trained == nullptr) trained = &parameters_[i].name;
-      if (!std::regex_match(parameters_[i].name, expression)) continue;
+      if (!pattern.matches(parameters_[i].name)) continue;
       matches = true;
       if (group_of_[i]) continue;
       concerns = true;
