@@ -51,10 +51,10 @@ NamePattern::NamePattern(std::string_view expression, std::string_view where) {
                 longest_expression);
   int error = 0;
   PCRE2_SIZE at = 0;
-  pcre2_code* const code = pcre2_compile(
-      bytes_of(expression), expression.size(),
-      PCRE2_UTF | PCRE2_UCP | PCRE2_MATCH_INVALID_UTF | PCRE2_NEVER_BACKSLASH_C, &error, &at,
-      nullptr);
+  pcre2_code* const code =
+      pcre2_compile(bytes_of(expression), expression.size(),
+                    PCRE2_UTF | PCRE2_UCP | PCRE2_MATCH_INVALID_UTF | PCRE2_NEVER_BACKSLASH_C,
+                    &error, &at, nullptr);
   TESSERA_CHECK(code != nullptr, ErrorCode::configuration,
                 "{} \"{}\" is no regular expression: {}, at byte {}", where, expression,
                 message_of(error), at);
@@ -69,9 +69,9 @@ NamePattern::NamePattern(std::string_view expression, std::string_view where) {
 
 bool NamePattern::matches(std::string_view name) const {
   const auto data = owned(pcre2_match_data_create(1, nullptr));
-  const int found = pcre2_match(compiled_->code.get(), bytes_of(name), name.size(), 0,
-                                PCRE2_ANCHORED | PCRE2_ENDANCHORED, data.get(),
-                                compiled_->limits.get());
+  const int found =
+      pcre2_match(compiled_->code.get(), bytes_of(name), name.size(), 0,
+                  PCRE2_ANCHORED | PCRE2_ENDANCHORED, data.get(), compiled_->limits.get());
   if (found == PCRE2_ERROR_NOMATCH) return false;
   TESSERA_CHECK(found >= 0, ErrorCode::configuration,
                 "{} \"{}\" gives up on the name {}: {}; write it without repetitions inside "

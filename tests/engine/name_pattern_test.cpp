@@ -44,10 +44,12 @@ TEST(NamePattern, ReadsWhatPeftAndPythonWrite) {
 }
 
 TEST(NamePattern, NamesThatAreNotUtf8MatchNothingButTheirPart) {
-  EXPECT_FALSE(matches("a.c", "a\xff"
-                              "c"));
-  EXPECT_TRUE(matches("a.c", "a\xc3\xbc"
-                             "c"));
+  EXPECT_FALSE(matches("a.c",
+                       "a\xff"
+                       "c"));
+  EXPECT_TRUE(matches("a.c",
+                      "a\xc3\xbc"
+                      "c"));
 }
 
 TEST(NamePattern, WhatIsNoExpressionIsRefusedWithItsPlace) {
