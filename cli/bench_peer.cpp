@@ -218,8 +218,9 @@ std::string peer_unavailable(const PeerOptions& options, const std::string& peer
   const ProgramEnd end = processes.run({options.python, "-c", "import " + module}, {}, patience);
   if (end.code == 0 && !end.timed_out) return {};
   if (end.timed_out) return fmt::format("{}: import {} takes too long", options.python, module);
+  const std::string why = end.error.empty() ? fmt::format("it ended with {}", end.code) : end.error;
   return fmt::format("{} cannot import {} ({}); name a Python that can with --peer-python",
-                     options.python, module, end.error);
+                     options.python, module, why);
 }
 
 RowRound run_peer(const PeerOptions& options, const BenchRow& row, const PeerJob& job,

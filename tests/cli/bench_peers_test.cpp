@@ -141,6 +141,16 @@ TEST(BenchPeers, WithoutTheirPackageTheyAreRefused) {
   EXPECT_NE(done.ended.out.find("No module named 'torch'"), std::string::npos) << done.ended.out;
 }
 
+TEST(BenchPeers, APythonThatSaysNothingIsRefusedWithItsCode) {
+  const TrainingFolder folder;
+  const StandIn peer(folder, "exit 0\n");
+  folder.write("python", "#!/bin/sh\nexit 41\n");
+  const Compared done = peer.compare();
+  EXPECT_EQ(done.ended.code, 3) << done.ended.err;
+  expect_not_measured(row_of(done.report, peer_row), "refused",
+                      "cannot import torch (it ended with 41)");
+}
+
 // What a peer would train is another thing.
 TEST(BenchPeers, ARecipeOfOtherWorkIsRefusedToThem) {
   const std::vector<std::pair<std::string, std::string>> others = {
