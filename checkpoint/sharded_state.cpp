@@ -21,7 +21,7 @@ LogicalTensor logical(const std::string& name, const ShardedParameter& parameter
   if (const FilePlace& place = local.storage()->file()) {
     piece.file = {place.file, place.offset + local.impl()->offset + skipped};
   } else {
-    piece.data = local.data() + skipped;
+    piece.data = local.raw_data() + skipped;
   }
   tensor.pieces.push_back(piece);
   return tensor;
@@ -94,6 +94,7 @@ void take_step_counts(const Scalars& scalars, const std::string& step_folder,
 State state_of(const ShardedModel& model, optim::Optimizer* optimizer, Direction direction,
                const StateNames& names) {
   State state;
+  if (direction == Direction::save) model.require_reduced("a save");
   const std::vector<ShardedParameter> parameters = model.sharded_parameters();
   for (const ShardedParameter& parameter : parameters) {
     const std::string name = name_in_state(names, parameter.name, parameter.local);

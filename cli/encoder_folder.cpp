@@ -46,11 +46,11 @@ std::vector<checkpoint::LogicalTensor> whole_tensors(const nn::Module& module) {
   std::vector<checkpoint::LogicalTensor> tensors;
   for (const auto& parameter : module.named_parameters()) {
     const auto sizes = parameter.shape.sizes();
-    tensors.push_back(
-        {parameter.name,
-         parameter.tensor.dtype(),
-         {sizes.begin(), sizes.end()},
-         {{0, parameter.tensor.elements(), parameter.tensor.data(), parameter.tensor.device()}}});
+    tensors.push_back({parameter.name,
+                       parameter.tensor.dtype(),
+                       {sizes.begin(), sizes.end()},
+                       {{0, parameter.tensor.elements(), parameter.tensor.raw_data(),
+                         parameter.tensor.device()}}});
   }
   return tensors;
 }
@@ -227,7 +227,7 @@ nn::Linear LoadedEncoder::load_head() const {
   nn::Linear head = tasks::make_softmax_head(model_->dimension(), shape[0]);
   const auto fill = [&](std::size_t tensor, Tensor parameter) {
     const DeviceGuard on_host(Device::cpu());
-    const Tensor read = Tensor::empty(parameter.shape(), *stored[tensor].stored->dtype);
+    Tensor read = Tensor::empty(parameter.shape(), *stored[tensor].stored->dtype);
     source->read(tensor, 0, read.elements(), read.data());
     parameter.copy_from(read);
   };

@@ -87,7 +87,7 @@ Edge edge_to(const Tensor& input) {
 
 void add_into(const Tensor& destination, const Tensor& source) {
   TESSERA_LAUNCH(destination.device(), cast,
-                 {source.data(), destination.data(), source.elements(), source.dtype(),
+                 {source.data(), destination.raw_data(), source.elements(), source.dtype(),
                   destination.dtype(), 1.0f, true});
 }
 

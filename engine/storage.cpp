@@ -87,8 +87,8 @@ std::byte* Storage::data() const {
   fail_missing();
 }
 
-void Storage::will_write() const {
-  if (on_write_) on_write_();
+void Storage::will_write(Write how) const {
+  if (on_write_) on_write_(how);
   if (file_) file_.file->await_holders();
 }
 
@@ -129,6 +129,7 @@ void Storage::drop_mapped() const {
 
 void Storage::fail_missing() const {
   if (device_.is_meta()) misuse("a tensor on `meta` has no memory; materialise it first");
+  if (!why_missing_.empty()) misuse("{} {}", name_, why_missing_);
   misuse(
       "{} is sharded now: its parameters can be read inside their module's forward and backward, "
       "or within an unsharded(model) scope; a module whose forward reads another's parameter says "

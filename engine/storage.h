@@ -80,12 +80,34 @@ class Storage {
   void attach(std::byte* data);
   void detach() { data_ = nullptr; }
 
+  // What an error says where lent memory is missing; empty: that the module is sharded.
+  void set_why_missing(std::string why) { why_missing_ = std::move(why); }
+  // Whether somebody has said so, for good.
+  [[nodiscard]] bool has_ended() const { return !why_missing_.empty(); }
   // Called by data() when there is no memory: it must attach some, or throw.
   void set_on_missing(std::function<void()> callback) { on_missing_ = std::move(callback); }
   // Whoever is about to change the values (optimizers, loaders) says so, so that holders of copies
   // can drop them. What lies in a file that is being read for a checkpoint is waited for.
-  void will_write() const;
-  void set_on_write(std::function<void()> callback) { on_write_ = std::move(callback); }
+  enum class Write : std::uint8_t {
+    now,
+    by_pointer,  // a pointer is given away: the values may change now and at any time later
+  };
+  void will_write(Write how = Write::now) const;
+  void set_on_write(std::function<void(Write)> callback) { on_write_ = std::move(callback); }
+  [[nodiscard]] bool is_watched() const { return static_cast<bool>(on_write_); }
+  // Called by an optimizer at the begin of a step over tensors in this memory, whether they have
+  // gradients or not; it may throw.
+  void will_step() const {
+    if (on_step_) on_step_();
+  }
+  void set_on_step(std::function<void()> callback) { on_step_ = std::move(callback); }
+  // Called when the gradient of a tensor over this memory is dropped (Tensor::zero_grad).
+  void will_zero_grad(const detail::TensorData& tensor) const {
+    if (on_zero_grad_) on_zero_grad_(tensor);
+  }
+  void set_on_zero_grad(std::function<void(const detail::TensorData&)> callback) {
+    on_zero_grad_ = std::move(callback);
+  }
   // Called before requires_grad of a tensor over this memory changes; it may throw.
   void will_set_requires_grad(const detail::TensorData& tensor) const {
     if (on_requires_grad_) on_requires_grad_(tensor);
@@ -121,8 +143,11 @@ class Storage {
   std::size_t bytes_;
   Device device_;
   std::string name_;
+  std::string why_missing_;
   std::function<void()> on_missing_;
-  std::function<void()> on_write_;
+  std::function<void(Write)> on_write_;
+  std::function<void()> on_step_;
+  std::function<void(const detail::TensorData&)> on_zero_grad_;
   std::function<void(const detail::TensorData&)> on_requires_grad_;
   std::int64_t padded_to_ = 0;
   float pending_factor_ = 1.0f;

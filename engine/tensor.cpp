@@ -23,7 +23,7 @@ bool off_host(Device device) {
 void fill_from_host(const Initializer& initializer, std::byte* out, DType dtype, std::int64_t first,
                     std::int64_t n, Device device) {
   constexpr std::int64_t part = 1 << 20;
-  const Tensor host = Tensor::empty({std::min(n, part)}, dtype, Device::cpu());
+  Tensor host = Tensor::empty({std::min(n, part)}, dtype, Device::cpu());
   for (std::int64_t done = 0; done < n; done += part) {
     const std::int64_t count = std::min(part, n - done);
     initializer.fill(host.data(), dtype, first + done, count);
@@ -66,9 +66,10 @@ void copy_between_devices(const Tensor& source, const Tensor& destination) {
     copy_between_devices(converted, destination);
   } else if (!off_host(source.device())) {
     current_queue(destination.device())
-        .copy_from_host(destination.data(), source.data(), source.bytes());
+        .copy_from_host(destination.raw_data(), source.data(), source.bytes());
   } else if (!off_host(destination.device())) {
-    current_queue(source.device()).copy_to_host(destination.data(), source.data(), source.bytes());
+    current_queue(source.device())
+        .copy_to_host(destination.raw_data(), source.data(), source.bytes());
   } else {
     copy_between_devices(source.to(Device::cpu()), destination);
   }
@@ -146,19 +147,30 @@ Tensor Tensor::over(std::shared_ptr<Storage> storage, std::size_t offset, const 
 }
 
 template <class T>
-T* Tensor::data_as() const {
+const T* Tensor::data_as() const& {
+  TESSERA_REQUIRE(dtype() == dtype_of<T>, "tensor holds {}, {} asked for", name_of(dtype()),
+                  name_of(dtype_of<T>));
+  return reinterpret_cast<const T*>(data());
+}
+
+template <class T>
+T* Tensor::data_as() & {
   TESSERA_REQUIRE(dtype() == dtype_of<T>, "tensor holds {}, {} asked for", name_of(dtype()),
                   name_of(dtype_of<T>));
   return reinterpret_cast<T*>(data());
 }
 
-template float* Tensor::data_as() const;
-template double* Tensor::data_as() const;
-template BFloat16* Tensor::data_as() const;
-template Float16* Tensor::data_as() const;
-template std::int32_t* Tensor::data_as() const;
-template std::int64_t* Tensor::data_as() const;
-template std::uint8_t* Tensor::data_as() const;
+#define TESSERA_DATA_AS(T)                       \
+  template const T* Tensor::data_as<T>() const&; \
+  template T* Tensor::data_as<T>()&;
+TESSERA_DATA_AS(float)
+TESSERA_DATA_AS(double)
+TESSERA_DATA_AS(BFloat16)
+TESSERA_DATA_AS(Float16)
+TESSERA_DATA_AS(std::int32_t)
+TESSERA_DATA_AS(std::int64_t)
+TESSERA_DATA_AS(std::uint8_t)
+#undef TESSERA_DATA_AS
 
 std::vector<double> Tensor::to_vector() const {
   autograd::note_read();
@@ -210,6 +222,7 @@ void Tensor::multiply_pending_factor() const {
 
 void Tensor::zero_grad() {
   data_->grad_ready = false;
+  data_->storage->will_zero_grad(*data_);
 }
 
 void Tensor::backward(const Tensor& seed) const {
@@ -237,11 +250,12 @@ void Tensor::copy_from(const Tensor& source) {
     copy_between_devices(source, *this);
   } else if (dtype() != source.dtype()) {
     TESSERA_LAUNCH(device(), cast,
-                   {source.data(), data(), elements(), source.dtype(), dtype(), 1.0f, false});
+                   {source.data(), raw_data(), elements(), source.dtype(), dtype(), 1.0f, false});
   } else if (off_host(device())) {
-    if (data() != source.data()) current_queue(device()).copy(data(), source.data(), bytes());
+    if (raw_data() != source.data())
+      current_queue(device()).copy(raw_data(), source.data(), bytes());
   } else if (source.bytes() != 0) {
-    std::memcpy(data(), source.data(), source.bytes());
+    std::memcpy(raw_data(), source.data(), source.bytes());
   }
 }
 

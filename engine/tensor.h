@@ -101,11 +101,34 @@ class Tensor {
   [[nodiscard]] bool is_meta() const { return device().is_meta(); }
   [[nodiscard]] const std::shared_ptr<Storage>& storage() const { return data_->storage; }
 
-  // The address now, in the device's memory; looked up at each use because a sharded parameter's
-  // memory comes and goes.
-  [[nodiscard]] std::byte* data() const { return data_->storage->data() + data_->offset; }
+  // The address now, in the device's memory. Take it at each use: a sharded parameter's memory
+  // comes and goes.
+  //
+  // A handle that is not const gives a pointer for writing, and taking it counts as the write:
+  // gathered copies of a sharded model's parameter are dropped, as by copy_from(), on every rank
+  // that takes it (so all ranks do). Values that are written later through an old pointer are not
+  // seen; sharding throws a logic_error where it finds such a copy in use. A const handle, or one
+  // that is a temporary, gives a pointer for reading, which says nothing to anybody.
+  [[nodiscard]] const std::byte* data() const& {
+    if (data_->storage->pending_factor() != 1.0f) [[unlikely]]
+      multiply_pending_factor();
+    return data_->storage->data() + data_->offset;
+  }
+  [[nodiscard]] std::byte* data() & {
+    if (data_->storage->is_watched()) [[unlikely]]
+      data_->storage->will_write(Storage::Write::by_pointer);
+    if (data_->storage->pending_factor() != 1.0f) [[unlikely]]
+      multiply_pending_factor();
+    return data_->storage->data() + data_->offset;
+  }
+  // For the library's own kernels and copies, which tell holders of copies themselves: the address,
+  // for reading and for writing.
+  [[nodiscard]] std::byte* raw_data() const { return data_->storage->data() + data_->offset; }
+  // data() as T, which must be the tensor's dtype.
   template <class T>
-  [[nodiscard]] T* data_as() const;
+  [[nodiscard]] const T* data_as() const&;
+  template <class T>
+  [[nodiscard]] T* data_as() &;
 
   // The value of a tensor of one element, as double. Like to_vector(), it waits for the device.
   [[nodiscard]] double item() const;

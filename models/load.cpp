@@ -25,7 +25,7 @@ checkpoint::State state_of(const Model& model) {
     state.model.push_back({parameter.name,
                            tensor.dtype(),
                            {sizes.begin(), sizes.end()},
-                           {{0, tensor.elements(), tensor.data(), tensor.device()}}});
+                           {{0, tensor.elements(), tensor.raw_data(), tensor.device()}}});
   }
   return state;
 }

@@ -44,14 +44,18 @@ void for_pieces(const optim::GradientRun& run, const Add& add) {
 // lie in, and one wait for it. Padding is zero and each parameter begins a block of the sum, so a
 // run over several gives the same bits as each by itself. Gradients on the host come there in the
 // order of the backward, and each is summed when it is there.
-kernels::ExactSum local_sum_of_squares(const Runtime& runtime) {
+kernels::ExactSum local_sum_of_squares(const Runtime& runtime,
+                                       const optim::ParameterFilter& filter) {
   const bool on_host = runtime.options().offload.gradients == Placement::host;
   const Device device = on_host ? runtime.device().host() : runtime.device();
-  const Tensor accumulator = Tensor::zeros({sizeof(kernels::ExactSum)}, uint8, device);
+  Tensor accumulator = Tensor::zeros({sizeof(kernels::ExactSum)}, uint8, device);
   for (auto unit = runtime.units().rbegin(); unit != runtime.units().rend(); ++unit) {
+    const auto& parameters = (*unit)->local_parameters();
+    const auto counts = [&](std::size_t i) { return !filter || filter(parameters[i]); };
+    const auto alike = [&](std::size_t a, std::size_t b) { return counts(a) == counts(b); };
     for (const optim::Segment& segment : (*unit)->optimizer_segments()) {
-      const auto alike = [](std::size_t, std::size_t) { return true; };
-      for (const auto& run : optim::gradient_runs((*unit)->local_parameters(), segment, alike)) {
+      for (const auto& run : optim::gradient_runs(parameters, segment, alike)) {
+        if (!counts(segment.parameters[run.first])) continue;
         const auto add = [&](const std::byte* data, std::int64_t count) {
           TESSERA_LAUNCH(device, sum_of_squares,
                          {data, count, run.dtype, run.storage->pending_factor(),
@@ -66,13 +70,30 @@ kernels::ExactSum local_sum_of_squares(const Runtime& runtime) {
   return sum;
 }
 
+// The norm over all ranks' gradients.
+double norm_of(Runtime& runtime, const optim::ParameterFilter& filter) {
+  const std::string mine = bytes_of(local_sum_of_squares(runtime, filter));
+  kernels::ExactSum total;
+  const ComputeScope exchange(runtime.recorder(), SpanKind::exchange);
+  for (const std::string& part : runtime.control().exchange(mine, norm_tag))
+    total.add(sum_in(part));
+  return std::sqrt(total.value());
+}
+
 }  // namespace
 
 ShardedModel::ShardedModel(nn::Module& module, const Context& context,
-                           const ShardingOptions& options)
+                           const ShardingOptions& options, std::shared_ptr<nn::Module> owner)
     : context_(context),
-      runtime_(std::make_unique<Runtime>(module, context_.communicator(), options)) {
+      runtime_(
+          std::make_shared<Runtime>(module, context_.communicator(), options, std::move(owner))) {
   runtime_->allocate();
+}
+
+Runtime& ShardedModel::runtime() const {
+  TESSERA_REQUIRE(runtime_ != nullptr,
+                  "this ShardedModel has ended: it was moved from, or unwrapped");
+  return *runtime_;
 }
 
 ShardedModel::~ShardedModel() = default;
@@ -81,25 +102,25 @@ ShardedModel& ShardedModel::operator=(ShardedModel&&) noexcept = default;
 
 std::vector<nn::NamedParameter> ShardedModel::parameters() const {
   std::vector<nn::NamedParameter> all;
-  for (const auto& unit : runtime_->units()) {
+  for (const auto& unit : runtime().units()) {
     all.insert(all.end(), unit->local_parameters().begin(), unit->local_parameters().end());
   }
   return all;
 }
 
 std::vector<nn::NamedParameter> ShardedModel::ignored_parameters() const {
-  return runtime_->ignored().list();
+  return runtime().ignored().list();
 }
 
 void ShardedModel::compare_ignored_parameters() const {
-  runtime_->ignored().compare(context_.communicator());
+  runtime().ignored().compare(context_.communicator());
 }
 
 std::vector<ShardedParameter> ShardedModel::sharded_parameters() const {
   std::vector<ShardedParameter> all;
-  const auto copies = static_cast<std::int64_t>(runtime_->replicas());
-  const auto copy = static_cast<std::int64_t>(runtime_->replica());
-  for (const auto& unit : runtime_->units()) {
+  const auto copies = static_cast<std::int64_t>(runtime().replicas());
+  const auto copy = static_cast<std::int64_t>(runtime().replica());
+  for (const auto& unit : runtime().units()) {
     for (std::size_t i = 0; i < unit->local_parameters().size(); ++i) {
       const auto& parameter = unit->local_parameters()[i];
       const ElementRange part = unit->layout().local_of(unit->layout().slots()[i], unit->shard());
@@ -109,100 +130,119 @@ std::vector<ShardedParameter> ShardedModel::sharded_parameters() const {
           {parameter.name, parameter.shape, parameter.tensor, part.first, begin, end - begin});
     }
   }
-  const std::int64_t ranks = runtime_->world_size();
-  for (const nn::NamedParameter& parameter : runtime_->ignored().list()) {
-    const std::int64_t begin = parameter.tensor.elements() * runtime_->rank() / ranks;
-    const std::int64_t end = parameter.tensor.elements() * (runtime_->rank() + 1) / ranks;
+  const std::int64_t ranks = runtime().world_size();
+  for (const nn::NamedParameter& parameter : runtime().ignored().list()) {
+    const std::int64_t begin = parameter.tensor.elements() * runtime().rank() / ranks;
+    const std::int64_t end = parameter.tensor.elements() * (runtime().rank() + 1) / ranks;
     all.push_back({parameter.name, parameter.shape, parameter.tensor, 0, begin, end - begin});
   }
   return all;
 }
 
-double ShardedModel::clip_grad_norm(double max_norm, double loss_scale) {
-  const ComputeScope scope(runtime_->recorder(), SpanKind::optimizer);
-  if (loss_scale != 1) {
-    const auto factor = static_cast<float>(1 / loss_scale);
-    for (const auto& unit : runtime_->units()) unit->scale_gradient(factor);
-  }
-  const std::string mine = bytes_of(local_sum_of_squares(*runtime_));
-  kernels::ExactSum total;
-  std::optional<ComputeScope> exchange;
-  exchange.emplace(runtime_->recorder(), SpanKind::exchange);
-  for (const std::string& part : runtime_->control().exchange(mine, norm_tag))
-    total.add(sum_in(part));
-  exchange.reset();
-  const double norm = std::sqrt(total.value());
+double ShardedModel::clip_grad_norm(double max_norm) {
+  const ComputeScope scope(runtime().recorder(), SpanKind::optimizer);
+  require_reduced("clip_grad_norm()");
+  const double norm = norm_of(runtime(), {});
   if (max_norm > 0 && std::isfinite(norm) && norm > max_norm) {
     const auto factor = static_cast<float>(max_norm / (norm + 1e-6));
-    for (const auto& unit : runtime_->units()) unit->scale_gradient(factor);
+    for (const auto& unit : runtime().units()) unit->scale_gradient(factor);
   }
   return norm;
 }
 
-ShardedModel::NoSync::NoSync(ShardedModel& model) : runtime_(*model.runtime_) {
-  runtime_.stop_synchronising();
+double ShardedModel::clip_grad_norm(double max_norm, double loss_scale) {
+  runtime().note_loss_scale();
+  if (loss_scale != 1) {
+    const auto factor = static_cast<float>(1 / loss_scale);
+    for (const auto& unit : runtime().units()) unit->unscale_gradient(factor);
+  }
+  return clip_grad_norm(max_norm);
+}
+
+double ShardedModel::grad_norm(const optim::ParameterFilter& filter) const {
+  const ComputeScope scope(runtime().recorder(), SpanKind::optimizer);
+  require_reduced("grad_norm()");
+  return norm_of(runtime(), filter);
+}
+
+void ShardedModel::require_reduced(std::string_view what) const {
+  runtime().require_reduced(what);
+}
+
+ShardedModel::NoSync::NoSync(ShardedModel& model) : runtime_(model.runtime_) {
+  model.runtime().stop_synchronising();
 }
 ShardedModel::NoSync::~NoSync() {
-  runtime_.resume_synchronising();
+  if (const auto runtime = runtime_.lock()) runtime->resume_synchronising();
 }
 
 void ShardedModel::set_requires_gradient_sync(bool sync) {
-  runtime_->set_requires_gradient_sync(sync);
+  runtime().set_requires_gradient_sync(sync);
 }
 
 void ShardedModel::set_reshard_after_backward(bool reshard) {
-  runtime_->set_reshard_after_backward(reshard);
+  runtime().set_reshard_after_backward(reshard);
 }
 
 void ShardedModel::unshard(std::string_view unit, bool async_op) {
-  runtime_->unshard_by_hand(unit, async_op);
+  runtime().unshard_by_hand(unit, async_op);
 }
 
 void ShardedModel::reshard(std::string_view unit) {
-  runtime_->reshard_by_hand(unit);
+  runtime().reshard_by_hand(unit);
 }
 
 std::vector<std::string> ShardedModel::units() const {
   std::vector<std::string> names;
-  for (const auto& unit : runtime_->units()) names.push_back(unit->name());
+  for (const auto& unit : runtime().units()) names.push_back(unit->name());
   return names;
 }
 
-ShardedModel::Unsharded::Unsharded(Runtime& runtime) : runtime_(runtime) {
-  runtime_.hold();
+ShardedModel::Unsharded::Unsharded(const std::shared_ptr<Runtime>& runtime) : runtime_(runtime) {
+  runtime->hold();
 }
 ShardedModel::Unsharded::~Unsharded() {
-  runtime_.let_go();
+  if (const auto runtime = runtime_.lock()) runtime->let_go();
 }
 ShardedModel::Unsharded ShardedModel::unsharded() {
-  return Unsharded(*runtime_);
+  (void)runtime();
+  return Unsharded(runtime_);
+}
+
+void ShardedModel::write_unsharded(const std::function<void()>& write) {
+  runtime().write_unsharded(write);
+}
+
+void ShardedModel::unwrap() {
+  runtime().unwrap();
+  runtime_.reset();
 }
 
 CommunicationStatistics ShardedModel::communication() const {
-  return runtime_->statistics();
+  return runtime().statistics();
 }
 
 std::shared_ptr<StepRecorder> ShardedModel::record() {
-  return runtime_->record();
+  return runtime().record();
 }
 
 HeldBytes ShardedModel::held_bytes() const {
   HeldBytes held;
-  for (const auto& unit : runtime_->units()) {
+  for (const auto& unit : runtime().units()) {
     held.parameters += unit->master_bytes();
     held.gradients += unit->gradient_bytes();
   }
-  held.parameters += runtime_->ignored().bytes();
-  held.parameters += runtime_->files().held_bytes(MemoryKind::parameters);
-  held.gradients += runtime_->files().held_bytes(MemoryKind::gradients);
+  held.parameters += runtime().ignored().bytes();
+  held.parameters += runtime().files().held_bytes(MemoryKind::parameters);
+  held.gradients += runtime().files().held_bytes(MemoryKind::gradients);
   return held;
 }
 
 std::string ShardedModel::describe() const {
   std::string text =
-      fmt::format("{} over {} ranks, {} units\n", name_of(runtime_->options().strategy),
-                  runtime_->world_size(), runtime_->units().size());
-  for (const auto& unit : runtime_->units()) {
+      fmt::format("{} over {} ranks, {} units\n", name_of(runtime().options().strategy),
+                  runtime().world_size(), runtime().units().size());
+  for (const auto& unit : runtime().units()) {
     std::int64_t parameters = 0;
     for (const auto& slot : unit->layout().slots()) parameters += slot.range.count;
     text += fmt::format("  {:<40} {:>14} parameters {:>14} bytes, share {:>12}\n",
@@ -210,10 +250,10 @@ std::string ShardedModel::describe() const {
                         unit->layout().bytes(), unit->layout().share_bytes());
   }
   std::int64_t ignored = 0;
-  for (const auto& parameter : runtime_->ignored().list()) ignored += parameter.tensor.elements();
+  for (const auto& parameter : runtime().ignored().list()) ignored += parameter.tensor.elements();
   if (ignored > 0) {
     text += fmt::format("  {:<40} {:>14} parameters {:>14} bytes, whole\n", "(ignored)", ignored,
-                        runtime_->ignored().bytes());
+                        runtime().ignored().bytes());
   }
   return text;
 }

@@ -2,11 +2,13 @@
 // spread over ranks.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "engine/optim/optimizer.h"
 #include "sharding/context.h"
 #include "sharding/options.h"
 #include "sharding/statistics.h"
@@ -29,12 +31,18 @@ struct ShardedParameter {
   std::int64_t save_count = 0;
 };
 
-// The sharded side of a module. The module itself is used as before (net.forward(x)); it must
-// outlive this object. All calls are made on the thread that called fully_shard; collective ones by
-// every rank.
+// The sharded side of a module. The module itself is used as before (net.forward(x)); it has one
+// ShardedModel at a time, and outlives it to be of use: when it goes first, optimizer steps and
+// saves still work. All calls are made on the thread that called fully_shard; collective ones by
+// every rank. Calls of an object that was moved from, or unwrapped, are logic_errors.
+//
+// When a ShardedModel ends without unwrap(), the values are gone: the module's parameters have no
+// memory, and a step of an optimizer over them is a logic_error.
 class ShardedModel {
  public:
-  ShardedModel(nn::Module& module, const Context& context, const ShardingOptions& options);
+  // `owner`, which may be null, keeps the module alive.
+  ShardedModel(nn::Module& module, const Context& context, const ShardingOptions& options,
+               std::shared_ptr<nn::Module> owner = nullptr);
   ~ShardedModel();
   ShardedModel(ShardedModel&&) noexcept;
   ShardedModel& operator=(ShardedModel&&) noexcept;
@@ -54,11 +62,18 @@ class ShardedModel {
   // Collective. The norm over all gradients of parameters() before clipping, the same bits under
   // every strategy. Gradients are scaled to `max_norm` when above it (max_norm <= 0: only
   // measured); the factor is applied when they are read. `loss_scale` is what losses were
-  // multiplied by (sharding/loss_scaler.h): gradients are divided by it first, once.
-  double clip_grad_norm(double max_norm, double loss_scale = 1);
+  // multiplied by (sharding/loss_scaler.h): gradients are divided by it first, once, however often
+  // this is called before the next backward.
+  double clip_grad_norm(double max_norm);
+  double clip_grad_norm(double max_norm, double loss_scale);
+  // Collective. The norm over the gradients of those of parameters() for which `filter` is true; no
+  // filter: of all. Changes nothing. The same bits under every strategy.
+  double grad_norm(const optim::ParameterFilter& filter = {}) const;
 
   // Backwards inside the scope add to local sums, without communication; the first one after it
-  // reduces them all. The first scope allocates the sums, on every rank.
+  // reduces them all. The first scope allocates the sums, on every rank. An optimizer's zero_grad()
+  // discards the sums of its parameters; clip_grad_norm(), a step and a save are logic_errors while
+  // there are sums that were not reduced.
   class NoSync {
    public:
     explicit NoSync(ShardedModel& model);
@@ -67,7 +82,7 @@ class ShardedModel {
     NoSync& operator=(const NoSync&) = delete;
 
    private:
-    Runtime& runtime_;
+    std::weak_ptr<Runtime> runtime_;
   };
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
 
@@ -94,15 +109,28 @@ class ShardedModel {
   // back after it. Error(out_of_memory), of all ranks, leaves the model as it was.
   class Unsharded {
    public:
-    explicit Unsharded(Runtime& runtime);
+    explicit Unsharded(const std::shared_ptr<Runtime>& runtime);
     ~Unsharded();
     Unsharded(const Unsharded&) = delete;
     Unsharded& operator=(const Unsharded&) = delete;
 
    private:
-    Runtime& runtime_;
+    std::weak_ptr<Runtime> runtime_;
   };
   [[nodiscard]] Unsharded unsharded();
+
+  // Collective. Gathers all parameters, calls `write`, which may change them (copy_from, a pointer
+  // of data()) in the same way on every rank, and keeps what was changed. Where the ranks see one
+  // memory they write into one copy. Elements that were not changed keep their fp32 values; changed
+  // ones have what the compute dtype holds of them. An exception leaves the parameters as they
+  // were.
+  void write_unsharded(const std::function<void()>& write);
+
+  // Collective. Ends the sharding: the module has whole parameters of its own again, on the rank's
+  // device, with the values and the dtype of the masters and the requires_grad of now, without
+  // gradients. It may be sharded again, in another way. Optimizers over parameters() are of no more
+  // use; their state goes through a checkpoint.
+  void unwrap();
 
   [[nodiscard]] CommunicationStatistics communication() const;
   // What steps spend their time on, from the recorder's first begin_step() on. One for a model; the
@@ -112,17 +140,29 @@ class ShardedModel {
   // One line a unit: name, parameters, bytes of the flat buffer and of a share.
   [[nodiscard]] std::string describe() const;
   [[nodiscard]] const Context& context() const { return context_; }
+  // A logic_error that begins with `what` while sums of no_sync() backwards wait for a reduction.
+  void require_reduced(std::string_view what) const;
 
  private:
+  [[nodiscard]] Runtime& runtime() const;
+
   Context context_;
-  std::unique_ptr<Runtime> runtime_;
+  std::shared_ptr<Runtime> runtime_;
 };
 
-// Collective: every rank passes a module of the same structure. Values are each rank's own part of
-// its own module; modules made with the same seed, or on `meta`, agree.
+// Collective: every rank passes a module of the same structure with the same values; modules made
+// with the same seed, or on `meta`, agree. Error(configuration) that names a parameter where they
+// differ, unless ShardingOptions::sync_module_states. From here on nothing can be registered in the
+// module.
 inline ShardedModel fully_shard(nn::Module& module, const Context& context,
                                 const ShardingOptions& options = {}) {
   return {module, context, options};
+}
+// The same of a handle, whose module the ShardedModel keeps alive.
+template <class Impl>
+ShardedModel fully_shard(const nn::ModuleHandle<Impl>& module, const Context& context,
+                         const ShardingOptions& options = {}) {
+  return {*module, context, options, module.pointer()};
 }
 inline ShardedModel::Unsharded unsharded(ShardedModel& model) {
   return model.unsharded();

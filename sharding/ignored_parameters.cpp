@@ -1,21 +1,15 @@
 // Making them, and telling whether the ranks have the same.
 #include "sharding/ignored_parameters.h"
 
-#include <xxhash.h>
-
-#include <algorithm>
-#include <cstring>
 #include <memory>
-#include <string>
+#include <optional>
 
 #include "engine/memory_kind.h"
-#include "engine/queue.h"
 #include "kernels/base/error.h"
+#include "sharding/equal_values.h"
 
 namespace tessera {
 namespace {
-
-constexpr std::size_t checked_piece = std::size_t{4} << 20;  // of a GPU's memory, to look at
 
 // The same values on `device`; the tensor itself where it is there.
 Tensor whole_on(Device device, const OwnedParameter& parameter) {
@@ -29,33 +23,13 @@ Tensor whole_on(Device device, const OwnedParameter& parameter) {
         "parameter {} is on `meta` and has no initializer; make it with nn::make_parameter",
         parameter.name);
     tensor = Tensor::empty(source.shape(), source.dtype(), device);
-    initializer->fill(tensor.data(), tensor.dtype(), 0, tensor.elements(), device);
+    initializer->fill(tensor.raw_data(), tensor.dtype(), 0, tensor.elements(), device);
     tensor.impl()->initializer = initializer;
   } else {
     tensor = source.to(device);
   }
   if (tensor.impl() != source.impl()) tensor.set_requires_grad(source.requires_grad());
   return tensor;
-}
-
-std::uint64_t checksum_of(const Tensor& tensor) {
-  if (tensor.device().type == DeviceType::cpu) return XXH3_64bits(tensor.data(), tensor.bytes());
-  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(),
-                                                                       &XXH3_freeState);
-  XXH3_64bits_reset(state.get());
-  std::vector<std::byte> piece(std::min(checked_piece, tensor.bytes()));
-  for (std::size_t done = 0; done < tensor.bytes(); done += piece.size()) {
-    const std::size_t bytes = std::min(piece.size(), tensor.bytes() - done);
-    current_queue(tensor.device()).copy_to_host(piece.data(), tensor.data() + done, bytes);
-    XXH3_64bits_update(state.get(), piece.data(), bytes);
-  }
-  return XXH3_64bits_digest(state.get());
-}
-
-std::string message_of_sums(const std::uint64_t* sums, std::size_t count) {
-  std::string bytes(count * sizeof *sums, '\0');
-  std::memcpy(bytes.data(), sums, bytes.size());
-  return bytes;
 }
 
 }  // namespace
@@ -69,7 +43,10 @@ IgnoredParameters::IgnoredParameters(const std::vector<OwnedParameter>& paramete
     list_.push_back({parameter.name, tensor, tensor.shape()});
   }
   for (const nn::NamedParameter& parameter : list_) {
-    parameter.tensor.storage()->set_on_write([this] { written_ = true; });
+    parameter.tensor.storage()->set_on_write([this](Storage::Write how) {
+      written_ = true;
+      has_pointers_ = has_pointers_ || how == Storage::Write::by_pointer;
+    });
   }
 }
 
@@ -87,35 +64,21 @@ std::size_t IgnoredParameters::bytes() const {
 
 void IgnoredParameters::take_checksums() {
   checksums_.clear();
-  for (const nn::NamedParameter& parameter : list_) {
-    // What is only planned has no values.
-    const bool planned = parameter.tensor.device().is_planned();
-    checksums_.push_back(planned ? 0 : checksum_of(parameter.tensor));
-  }
+  for (const nn::NamedParameter& parameter : list_)
+    checksums_.push_back(checksum_of(parameter.tensor));
   written_ = false;
 }
 
-// Ranks that agree exchange one number.
 void IgnoredParameters::compare(comm::Communicator& world) {
   if (list_.empty()) return;
-  if (written_) take_checksums();
-  const comm::Tag tag{0, 0, comm::Phase::checkpoint};
-  const std::uint64_t all =
-      XXH3_64bits(checksums_.data(), checksums_.size() * sizeof(std::uint64_t));
-  const auto digests = world.exchange(message_of_sums(&all, 1), tag);
-  const auto same = [&](const std::string& digest) { return digest == digests.front(); };
-  if (std::all_of(digests.begin(), digests.end(), same)) return;
-  const auto ranks = world.exchange(message_of_sums(checksums_.data(), checksums_.size()), tag);
-  for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
-    if (ranks[rank] == ranks[0]) continue;
-    const auto differs = std::mismatch(ranks[0].begin(), ranks[0].end(), ranks[rank].begin()).first;
-    const auto at = static_cast<std::size_t>(differs - ranks[0].begin()) / sizeof(std::uint64_t);
-    fail(ErrorCode::configuration,
-         "ignored_modules: ranks 0 and {} have different values of {}, which nothing makes equal: "
-         "give all ranks the same (one seed, or `meta`); freeze it, or average its gradient over "
-         "the ranks before each optimizer step",
-         rank, list_.at(at).name);
-  }
+  if (written_ || has_pointers_) take_checksums();
+  const std::optional<ValueDifference> difference = find_difference(world, checksums_);
+  if (!difference) return;
+  fail(ErrorCode::configuration,
+       "ignored_modules: ranks 0 and {} have different values of {}, which nothing makes equal: "
+       "give all ranks the same (one seed, or `meta`); freeze it, or average its gradient over "
+       "the ranks before each optimizer step",
+       difference->rank, list_.at(difference->index).name);
 }
 
 }  // namespace tessera

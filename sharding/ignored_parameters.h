@@ -33,6 +33,7 @@ class IgnoredParameters {
   std::vector<nn::NamedParameter> list_;
   std::vector<std::uint64_t> checksums_;  // of each
   bool written_ = true;                   // since these were taken
+  bool has_pointers_ = false;             // somebody may write at any time
 };
 
 }  // namespace tessera

@@ -82,9 +82,13 @@ bool KeptModules::contain(const OwnedParameter& parameter) const {
 }
 
 KeptPrecision::KeptPrecision(nn::Module& root, const ShardingOptions& options,
-                             const IgnoredModules& ignored) {
-  if (!options.param_dtype) return;
+                             const IgnoredModules& ignored, bool called) {
   const KeptModules kept(root, options, ignored);
+  if (options.output_dtype) choose_root(root, options, called);
+  if (!options.param_dtype) {
+    for (const auto& [module, precision] : modules_) module->set_precision(precision);
+    return;
+  }
   for (nn::Module* module : kept.outermost()) {
     modules_.emplace_back(module, nn::ModulePrecision{float32, *options.param_dtype});
   }
@@ -98,6 +102,18 @@ KeptPrecision::KeptPrecision(nn::Module& root, const ShardingOptions& options,
 
 KeptPrecision::~KeptPrecision() {
   for (const auto& [module, precision] : modules_) module->set_precision(std::nullopt);
+}
+
+void KeptPrecision::choose_root(nn::Module& root, const ShardingOptions& options, bool called) {
+  TESSERA_CHECK(is_floating(*options.output_dtype), ErrorCode::configuration,
+                "output_dtype: results cannot be {}", name_of(*options.output_dtype));
+  TESSERA_CHECK(called, ErrorCode::configuration,
+                "output_dtype: {} is no handle, and net.forward(x) is called in no way that could "
+                "be seen; make its class a handle by TESSERA_MODULE and give fully_shard that, or "
+                "cast the result by ts::cast",
+                root.class_name());
+  modules_.emplace_back(
+      &root, nn::ModulePrecision{options.param_dtype.value_or(float32), *options.output_dtype});
 }
 
 // One whose parameters have not the dtype of what is around it computes in theirs.

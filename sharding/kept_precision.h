@@ -35,13 +35,15 @@ class KeptModules {
 // Casts what goes into kept and ignored modules and what comes out of them, for its lifetime.
 class KeptPrecision {
  public:
+  // `called`: the root is called through a handle, as ShardingOptions::output_dtype asks.
   KeptPrecision(nn::Module& root, const ShardingOptions& options,
-                const IgnoredModules& ignored = {});
+                const IgnoredModules& ignored = {}, bool called = false);
   ~KeptPrecision();
   KeptPrecision(const KeptPrecision&) = delete;
   KeptPrecision& operator=(const KeptPrecision&) = delete;
 
  private:
+  void choose_root(nn::Module& root, const ShardingOptions& options, bool called);
   void choose_ignored(const std::string& name, nn::Module& module, DType outside,
                       const std::map<const nn::Module*, std::string>& inside_fused);
 

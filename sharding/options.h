@@ -80,10 +80,17 @@ struct ShardingOptions {
   // The dtype in which backward writes a unit's gradients, and in which they travel. Sums are fp32.
   // Unset: the parameters' compute dtype.
   std::optional<DType> reduce_dtype = std::nullopt;
+  // What a call of the model, net(x), casts its result to: a tensor, or a pair of them. Floating
+  // arguments are cast to param_dtype. For a model that is given to fully_shard as a handle. Unset:
+  // results are as they are computed.
+  std::optional<DType> output_dtype = std::nullopt;
   // Classes of modules that compute in fp32 beside a 16-bit param_dtype, with what lies below them:
   // what goes into them is cast, and what comes out of them cast back. Their parameters are
   // gathered in fp32; their gradients travel as the others.
   std::vector<std::string> keep_fp32 = {};
+  // true: every rank takes rank 0's values, whatever its own module has, or lacks (`meta`). false:
+  // ranks whose values differ are an Error(configuration) that names the first parameter.
+  bool sync_module_states = false;
   // Modules by their full names, and by a regular expression (NamePattern's) that matches full
   // names, left as they are with what lies below them: their parameters are in no unit, every rank
   // has them whole and in their own dtype. Beside a param_dtype, what goes into them is cast to

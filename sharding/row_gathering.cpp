@@ -83,7 +83,7 @@ void RowGathering::reduce(const std::string& name, std::uint64_t call, const Ten
   const std::int64_t mine = out.elements();
   communicator_->reduce_scatter(
       *buffers.gradients,
-      {{.first = mine * communicator_->rank(), .count = mine, .out = out.data()}},
+      {{.first = mine * communicator_->rank(), .count = mine, .out = out.raw_data()}},
       {.in_dtype = gradients.dtype(), .out_dtype = out.dtype(), .accumulate = accumulate}, tag);
 }
 

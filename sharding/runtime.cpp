@@ -5,12 +5,14 @@
 #include <cstdio>
 #include <exception>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include "kernels/base/error.h"
 #include "sharding/comm/scratch.h"
+#include "sharding/equal_values.h"
 #include "sharding/wires.h"
 
 namespace tessera {
@@ -30,17 +32,23 @@ void release_at_end(comm::Buffer& buffer, const std::string& unit) {
   }
 }
 
-[[noreturn]] void refuse_toggle(const Unit& unit, const detail::TensorData& tensor) {
-  std::string name = "of " + title_of(unit);
-  for (std::size_t i = 0; i < unit.views().size(); ++i) {
-    const auto& local = unit.local_parameters()[i];
-    if (unit.views()[i].impl().get() == &tensor || local.tensor.impl().get() == &tensor)
-      name = local.name;
+constexpr const char* ended =
+    "has no memory any more: the ShardedModel that it belonged to has ended. "
+    "ShardedModel::unwrap() "
+    "ends one and leaves the module its values";
+
+[[noreturn]] void refuse_lent(const std::string& parameter, bool has_ended) {
+  if (has_ended) misuse("parameter {} {}", parameter, ended);
+  misuse("parameter {} is sharded already: a module has one ShardedModel at a time", parameter);
+}
+
+void collect_modules_below(const nn::Module& module, std::set<const nn::Module*>& seen,
+                           std::vector<std::shared_ptr<nn::Module>>& out) {
+  for (const auto& [name, child] : module.children()) {
+    if (!seen.insert(child.get()).second) continue;
+    out.push_back(child);
+    collect_modules_below(*child, seen, out);
   }
-  misuse(
-      "requires_grad of parameter {} cannot change while its module is sharded: who has a gradient "
-      "decided where it lies; set it before fully_shard(), or end the ShardedModel and shard again",
-      name);
 }
 
 void check_dtypes(const ShardingOptions& options) {
@@ -52,8 +60,13 @@ void check_dtypes(const ShardingOptions& options) {
 
 }  // namespace
 
-Runtime::Runtime(nn::Module& root, comm::Communicator& world, const ShardingOptions& options)
-    : options_(options),
+Runtime::Runtime(nn::Module& root, comm::Communicator& world, const ShardingOptions& options,
+                 std::shared_ptr<nn::Module> owner)
+    : owned_modules_{std::move(owner)},
+      root_(&root),
+      root_life_(root.life()),
+      world_(&world),
+      options_(options),
       row_(row_of(options.strategy)),
       device_(world.device()),
       world_size_(world.size()),
@@ -68,7 +81,15 @@ Runtime::Runtime(nn::Module& root, comm::Communicator& world, const ShardingOpti
                     "module {} is sharded already: a module has one ShardedModel at a time",
                     planned.unit.name);
   }
+  for (const UnitPlan& planned : plan) {
+    for (const OwnedParameter& parameter : planned.unit.parameters) {
+      const Storage& storage = *parameter.tensor.storage();
+      if (storage.is_lent()) refuse_lent(parameter.name, storage.has_ended());
+    }
+  }
   compare_structures(world, options_, plan, ignored);  // first: what follows differs where these do
+  std::vector<OwnedParameter> ignored_parameters = ignored.parameters();
+  compare_values(plan, ignored_parameters);
   check_dtypes(options_);
   check_wires(options_);
   check_offload(options_.offload, device_.stands_for());
@@ -78,8 +99,8 @@ Runtime::Runtime(nn::Module& root, comm::Communicator& world, const ShardingOpti
   std::vector<std::string_view> names;
   for (const UnitPlan& planned : plan) names.push_back(planned.unit.name);
   check_reshard(options_, names, shards_);
-  kept_ = std::make_unique<KeptPrecision>(root, options_, ignored);
-  ignored_ = std::make_unique<IgnoredParameters>(ignored.parameters(), device_);
+  kept_ = std::make_unique<KeptPrecision>(root, options_, ignored, owned_modules_[0] != nullptr);
+  ignored_ = std::make_unique<IgnoredParameters>(ignored_parameters, device_);
   ignored_->compare(world);
   connect(world);
   form_reshard_groups(plan);
@@ -89,20 +110,53 @@ Runtime::Runtime(nn::Module& root, comm::Communicator& world, const ShardingOpti
   gather_stream_ = std::make_unique<Stream>("gather", device_);
   reduce_stream_ = std::make_unique<Stream>("reduce", device_);
   if (sums_in_two_levels()) across_stream_ = std::make_unique<Stream>("all-reduce", device_);
+  own_modules(root);
+}
+
+// What hooks, casts and recomputation are set on outlives them, whoever lets go of it first. All of
+// it is sealed: what is registered later would be in no unit.
+void Runtime::own_modules(nn::Module& root) {
+  std::set<const nn::Module*> seen{&root};
+  collect_modules_below(root, seen, owned_modules_);
+  no_registration_ = std::make_shared<const std::string>(
+      "the model is sharded, and would neither average nor save it. Register before "
+      "fully_shard(), or unwrap() the ShardedModel and shard again");
+  root.forbid_registration(no_registration_);
+  for (const auto& module : owned_modules_) {
+    if (module) module->forbid_registration(no_registration_);
+  }
+}
+
+void Runtime::compare_values(std::vector<UnitPlan>& plan, std::vector<OwnedParameter>& ignored) {
+  if (!options_.sync_module_states) return compare_initial_values(*world_, plan);
+  std::vector<OwnedParameter*> parameters;
+  for (UnitPlan& planned : plan) {
+    for (OwnedParameter& parameter : planned.unit.parameters) parameters.push_back(&parameter);
+  }
+  for (OwnedParameter& parameter : ignored) parameters.push_back(&parameter);
+  sync_initial_values(*world_, std::move(parameters));
 }
 
 Runtime::~Runtime() {
   self_.reset();
   for (nn::Module* module : hooked_) module->set_hooks(nullptr);
   for (const auto& unit : units_) {
-    const auto gone = [title = title_of(*unit)] {
-      misuse("{} has no memory any more: the ShardedModel that it belonged to has ended", title);
-    };
-    unit->parameter_storage()->set_on_missing(gone);
-    if (unit->gradient_storage()) unit->gradient_storage()->set_on_missing(gone);
+    for (const auto& storage : {unit->parameter_storage(), unit->gradient_storage()}) {
+      if (!storage) continue;
+      storage->set_on_missing(nullptr);
+      storage->set_why_missing(ended);
+    }
     for (const auto& parameter : unit->local_parameters()) {
-      parameter.tensor.storage()->set_on_write(nullptr);
-      parameter.tensor.storage()->set_on_requires_grad(nullptr);
+      const auto& storage = parameter.tensor.storage();
+      storage->set_on_write(nullptr);
+      storage->set_on_requires_grad(nullptr);
+      storage->set_on_zero_grad(nullptr);
+      storage->set_on_step([title = title_of(*unit)] {
+        misuse(
+            "step() of an optimizer whose ShardedModel has ended: its parameters of {} belong to "
+            "no module. Make the optimizer from the parameters() of the model that is there now",
+            title);
+      });
     }
     // A rank that leaves in the middle of a pass must not be waited for by those that go on to
     // their own end.
@@ -238,24 +292,33 @@ void Runtime::watch_storages(Unit& unit) {
   // The root's own forward may be called without hooks (net.forward(x)): its parameters come when
   // they are first computed with.
   if (unit.is_root()) parameters->set_on_missing([this] { use_root(); });
-  parameters->set_on_write([&unit] {
+  parameters->set_on_write([this, &unit](Storage::Write) {
+    if (writing_) return;
     misuse(
-        "the gathered parameters of {} are a copy that is only read; write to the local tensors of "
-        "ShardedModel::parameters()",
+        "the gathered parameters of {} are a copy that is only read; write inside "
+        "ShardedModel::write_unsharded(), or to the local tensors of ShardedModel::parameters()",
         title_of(unit));
   });
-  const auto refuse = [&unit](const detail::TensorData& tensor) { refuse_toggle(unit, tensor); };
-  parameters->set_on_requires_grad(refuse);
+  parameters->set_on_requires_grad(
+      [this, &unit](const detail::TensorData& tensor) { toggle_requires_grad(unit, tensor); });
   if (unit.has_gradient()) {
     // Of units, only what arrives outside of their own backward.
     unit.gradient_storage()->set_on_missing([this, &unit] { lend_gradient(unit); });
   }
-  for (const auto& parameter : unit.local_parameters()) {
-    parameter.tensor.storage()->set_on_write(
-        [this, &unit, trainable = parameter.tensor.requires_grad()] {
-          invalidate(unit, trainable);
-        });
-    parameter.tensor.storage()->set_on_requires_grad(refuse);
+  watch_masters(unit);
+}
+
+void Runtime::watch_masters(Unit& unit) {
+  for (std::size_t i = 0; i < unit.local_parameters().size(); ++i) {
+    const bool trainable = unit.layout().slots()[i].spec.trainable;
+    const auto& storage = unit.local_parameters()[i].tensor.storage();
+    storage->set_on_write(
+        [this, &unit, trainable](Storage::Write how) { invalidate(unit, trainable, how); });
+    storage->set_on_step([this, &unit] { before_step(unit); });
+    storage->set_on_zero_grad(
+        [this, &unit](const detail::TensorData& tensor) { drop_local_sum(unit, tensor); });
+    storage->set_on_requires_grad(
+        [this, &unit](const detail::TensorData& tensor) { toggle_requires_grad(unit, tensor); });
   }
 }
 

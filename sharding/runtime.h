@@ -43,8 +43,10 @@ namespace tessera {
 
 class Runtime {
  public:
-  // Shards the module. No collective memory yet: ranks may compare first what they made.
-  Runtime(nn::Module& root, comm::Communicator& world, const ShardingOptions& options);
+  // Shards the module. No collective memory yet: ranks may compare first what they made. Modules
+  // below the root live as long as this does; so does the root where `owner` holds it.
+  Runtime(nn::Module& root, comm::Communicator& world, const ShardingOptions& options,
+          std::shared_ptr<nn::Module> owner = nullptr);
   ~Runtime();
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
@@ -80,6 +82,14 @@ class Runtime {
   // everything as it was.
   void hold();
   void let_go() noexcept;
+  // What ShardedModel says of them.
+  void write_unsharded(const std::function<void()>& write);
+  void unwrap();
+
+  // A logic_error, in the name of `what`, while sums of no_sync() backwards wait for a reduction.
+  void require_reduced(std::string_view what) const;
+  // Losses were multiplied by a factor that clip_grad_norm was told (1 counts).
+  void note_loss_scale() { loss_scale_is_known_ = true; }
 
   [[nodiscard]] CommunicationStatistics statistics() const;
   // From the recorder's first step on, what is done is told it.
@@ -93,6 +103,9 @@ class Runtime {
   void create_units(std::vector<UnitPlan> plan);
   void create_hooks(nn::Module& module, Unit& unit);
   void watch_storages(Unit& unit);
+  void watch_masters(Unit& unit);
+  void own_modules(nn::Module& root);
+  void compare_values(std::vector<UnitPlan>& plan, std::vector<OwnedParameter>& ignored);
   [[nodiscard]] UnitState& state_of(const Unit& unit) {
     return states_[static_cast<std::size_t>(unit.index())];
   }
@@ -157,7 +170,16 @@ class Runtime {
   [[nodiscard]] bool stays_between_passes(const Unit& unit);
   [[nodiscard]] bool stays_after_backward(const Unit& unit);
   // Some of its parameters are about to change, trainable or frozen ones.
-  void invalidate(Unit& unit, bool trainable);
+  void invalidate(Unit& unit, bool trainable, Storage::Write how);
+  // A logic_error where a kept copy is older than its masters, which only a pointer can do.
+  void check_copy(const Unit& unit) const;
+  // Before a parameter's requires_grad changes: the rest of the unit follows, or it throws.
+  void toggle_requires_grad(Unit& unit, const detail::TensorData& tensor);
+  void compare_toggles();
+  // Of what is gathered, frozen segments included.
+  void drop_copies(Unit& unit);
+  // Whole masters, one tensor a slot. Collective.
+  [[nodiscard]] std::vector<Tensor> gather_masters(Unit& unit);
 
   // Gradients.
   void allocate_local_sums();
@@ -165,6 +187,9 @@ class Runtime {
   void give_gradient_back(Unit& unit, Event writable);
   void reduce(Unit& unit);
   void add_to_local_sum(Unit& unit);
+  void drop_local_sum(Unit& unit, const detail::TensorData& parameter);
+  void zero_dropped_sums(Unit& unit);
+  void before_step(const Unit& unit) const;
   void reduce_local_sum(Unit& unit);
   struct Reduced {
     Event done;      // the sums are in the gradient shard
@@ -228,6 +253,11 @@ class Runtime {
     return shards_ == 1 ? *reduce_replicas_ : *reduce_group_;
   }
 
+  std::vector<std::shared_ptr<nn::Module>> owned_modules_;  // first: goes last
+  nn::Module* root_;
+  std::weak_ptr<const void> root_life_;
+  std::shared_ptr<const std::string> no_registration_;
+  comm::Communicator* world_;  // used on the compute stream
   ShardingOptions options_;
   StrategyRow row_;
   Device device_;
@@ -264,7 +294,10 @@ class Runtime {
   bool in_no_sync_ = false;  // a scope says so
   bool reshard_after_backward_ = true;
   bool end_expected_ = false;
-  int held_ = 0;  // unsharded() scopes
+  int held_ = 0;          // unsharded() scopes
+  bool writing_ = false;  // in write_unsharded()
+  bool toggled_ = false;  // since the ranks last compared which parameters are trained
+  bool loss_scale_is_known_ = false;
   std::uint64_t pass_ = 0;
   CommunicationStatistics statistics_;
   StallClock stalls_;

@@ -1,6 +1,5 @@
 // What users ask of the schedule between its own decisions.
-#include <cstdio>
-#include <exception>
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -92,54 +91,55 @@ void Runtime::set_reshard_after_backward(bool reshards) {
   reshard_after_backward_ = reshards;
 }
 
-void Runtime::hold() {
-  const ComputeScope own(recorder_.get(), SpanKind::schedule);
-  if (held_ == 0) gather_all();
-  ++held_;
+// Only a parameter that was trained when it was sharded has a place for its gradient.
+void Runtime::toggle_requires_grad(Unit& unit, const detail::TensorData& tensor) {
+  const auto& locals = unit.local_parameters();
+  std::size_t i = 0;
+  while (i < locals.size() && unit.views()[i].impl().get() != &tensor &&
+         locals[i].tensor.impl().get() != &tensor) {
+    ++i;
+  }
+  TESSERA_REQUIRE(i < locals.size(), "requires_grad of a view of {}: set it on the parameter",
+                  said_of(unit.name()));
+  TESSERA_REQUIRE(unit.layout().slots()[i].spec.trainable,
+                  "parameter {} was frozen when its module was sharded, and has no place for a "
+                  "gradient: set requires_grad before fully_shard() and turn it off after it where "
+                  "it is to be frozen for a while, or unwrap() the ShardedModel and shard again",
+                  locals[i].name);
+  bool busy = autograd::in_backward();
+  for (const UnitState& state : states_) busy = busy || state.open_forwards > 0;
+  TESSERA_REQUIRE(!busy,
+                  "requires_grad of parameter {} cannot change in the middle of a forward or a "
+                  "backward: change it between steps",
+                  locals[i].name);
+  const bool trains = !tensor.requires_grad;
+  Tensor local = locals[i].tensor;
+  unit.views()[i].impl()->requires_grad = trains;
+  local.impl()->requires_grad = trains;
+  local.zero_grad();  // a gradient of before is of no use after
+  toggled_ = true;
 }
 
-// What training has no room for is allocated first, for all units or none.
-void Runtime::gather_all() {
-  std::vector<Unit*> made;
-  std::size_t spare = whole_.free.size();
-  try {
-    for (const auto& unit : units_) {
-      UnitState& state = state_of(*unit);
-      if (state.parameters != ParameterState::sharded || state.own_parameters) continue;
-      if (unit->layout().slots().empty()) continue;
-      if (spare > 0 && !state.part_is_set) {
-        --spare;
-        continue;
-      }
-      made.push_back(unit.get());
-      if (!state.scope_parameters)
-        state.scope_parameters = allocate_parameters(*whole_.ranks, unit->layout().bytes());
-    }
-  } catch (...) {
-    for (UnitState& state : states_) {
-      if (state.scope_parameters) drop(state.scope_parameters);
-    }
-    throw;
-  }
-  for (Unit* const unit : made) {
-    UnitState& state = state_of(*unit);
-    state.parameter_buffer = std::move(state.scope_parameters);
-    state.owner = BufferOwner::scope;
-    start_gather(*unit, comm::Phase::other);
-  }
-  for (const auto& unit : units_) gather(*unit, comm::Phase::other);
-  for (const auto& unit : units_) await_gather(*unit);
-}
-
-void Runtime::let_go() noexcept {
-  if (--held_ > 0) return;
-  const ComputeScope own(recorder_.get(), SpanKind::schedule);
+// Ranks that train different parameters would add zeros to each other's gradients.
+void Runtime::compare_toggles() {
+  if (!toggled_) return;
+  toggled_ = false;
+  std::string mine;
+  std::vector<const std::string*> names;
   for (const auto& unit : units_) {
-    try {
-      if (!stays_between_passes(*unit)) reshard_unless_used(*unit);
-    } catch (const std::exception& error) {  // the device has failed: the next call on it says so
-      std::fprintf(stderr, "after an unsharded scope: %s\n", error.what());
+    for (const auto& parameter : unit->local_parameters()) {
+      mine += parameter.tensor.requires_grad() ? '1' : '0';
+      names.push_back(&parameter.name);
     }
+  }
+  const auto all = world_->exchange(mine, {pass_, 0, comm::Phase::backward});
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank] == mine) continue;
+    const auto differs = std::mismatch(mine.begin(), mine.end(), all[rank].begin()).first;
+    const auto at = static_cast<std::size_t>(differs - mine.begin());
+    fail(ErrorCode::configuration,
+         "requires_grad of {} is {} on rank {} and {} on rank {}: change it on all ranks alike",
+         *names.at(at), mine[at] == '1', rank_, mine[at] != '1', rank);
   }
 }
 

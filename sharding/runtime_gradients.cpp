@@ -15,6 +15,8 @@ namespace tessera {
 
 void Runtime::expect_end_of_backward() {
   if (end_expected_) return;
+  compare_toggles();
+  for (const auto& unit : units_) check_copy(*unit);
   if (recorder_) recorder_->recording().set_base(SpanKind::backward);
   autograd::at_end_of_backward([this] { at_end_of_backward(); }, [this] { abandon_backward(); });
   end_expected_ = true;
@@ -79,9 +81,59 @@ void Runtime::reduce(Unit& unit) {
   give_gradient_back(unit, reduced.writable);
 }
 
+// What zero_grad() has dropped of sums that were never reduced. All of a unit's: nothing is left to
+// do. Of some: they are zeroed when the sums are used next.
+void Runtime::drop_local_sum(Unit& unit, const detail::TensorData& parameter) {
+  UnitState& state = state_of(unit);
+  if (!state.local_sum_is_set) return;
+  std::size_t trained = 0;
+  for (std::size_t i = 0; i < unit.local_parameters().size(); ++i) {
+    if (!unit.layout().slots()[i].spec.trainable) continue;
+    ++trained;
+    if (unit.local_parameters()[i].tensor.impl().get() == &parameter) state.dropped_sums.insert(i);
+  }
+  if (state.dropped_sums.size() < trained) return;
+  state.dropped_sums.clear();
+  state.local_sum_is_set = false;
+}
+
+void Runtime::zero_dropped_sums(Unit& unit) {
+  UnitState& state = state_of(unit);
+  const std::size_t element = size_of(local_sum_dtype_of(unit.layout(), options_));
+  for (const std::size_t i : state.dropped_sums) {
+    const auto& slot = unit.layout().slots()[i];
+    const auto& segment = unit.layout().segments()[static_cast<std::size_t>(slot.segment)];
+    const auto at = static_cast<std::size_t>(segment.gradient_offset + slot.range.first);
+    current_queue(device_).zero(state.local_sum.buffer->data() + at * element,
+                                static_cast<std::size_t>(slot.range.count) * element);
+  }
+  state.dropped_sums.clear();
+}
+
+void Runtime::require_reduced(std::string_view what) const {
+  for (const auto& unit : units_) {
+    if (!states_[static_cast<std::size_t>(unit->index())].local_sum_is_set) continue;
+    misuse(
+        "{} while gradients of {} that were summed inside no_sync() wait for a reduction: run the "
+        "last backward of an accumulation outside of the scope, or discard them by zero_grad()",
+        what, unit->is_root() ? "the root unit" : "unit " + unit->name());
+  }
+}
+
+void Runtime::before_step(const Unit& unit) const {
+  require_reduced("an optimizer's step()");
+  if (loss_scale_is_known_ || !unit.has_gradient()) return;
+  TESSERA_REQUIRE(unit.gradient_dtype() != float16,
+                  "step() on float16 gradients of a loss that was not scaled: small ones are lost. "
+                  "Scale the loss by a ts::LossScaler and give its factor to clip_grad_norm(), or "
+                  "set reduce_dtype and param_dtype bfloat16 or float32; "
+                  "clip_grad_norm(max_norm, 1) says that no scale is wanted");
+}
+
 void Runtime::add_to_local_sum(Unit& unit) {
   UnitState& state = state_of(unit);
   join_reduction(state.local_sum.writable, unit);
+  zero_dropped_sums(unit);
   const ComputeScope kernels(recorder_.get(), SpanKind::backward, unit.index());
   TESSERA_LAUNCH(device_, cast,
                  {unit.gradient_storage()->data(), state.local_sum.buffer->data(),
@@ -92,6 +144,7 @@ void Runtime::add_to_local_sum(Unit& unit) {
 
 void Runtime::reduce_local_sum(Unit& unit) {
   UnitState& state = state_of(unit);
+  zero_dropped_sums(unit);
   const Reduced reduced =
       enqueue_reduction(unit, state.local_sum.buffer, local_sum_dtype_of(unit.layout(), options_));
   last_reduction_ = reduced.done;

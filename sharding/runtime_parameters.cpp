@@ -52,6 +52,7 @@ void Runtime::before_forward(Unit& unit, const ModuleCall& call) {
     if (options_.backward_prefetch == BackwardPrefetch::pre) prefetch_recomputation(call);
   } else {
     order_.begin_call(unit.index(), call.number, grad_enabled());
+    check_copy(unit);
     unit.discard_unset_gradient();
     units_.front()->discard_unset_gradient();  // the root's own forward is not seen
     gather(unit, comm::Phase::forward);
@@ -201,6 +202,10 @@ void Runtime::start_gather(Unit& unit, comm::Phase phase) {
   UnitState& state = state_of(unit);
   state.parameters = ParameterState::gathering;
   state.gather_phase = phase;
+  if (state.has_pointers) {
+    if (state.part_is_set) check_copy(unit);
+    state.gathered_masters = unit.checksum_of_masters();
+  }
   const comm::Tag tag{pass_, static_cast<std::uint32_t>(unit.index()), phase};
   state.gathered = enqueue(*gather_stream_, [this, &unit, gathering = next_gathering(unit, tag)] {
     run_gather(unit, gathering);
@@ -365,9 +370,12 @@ void Runtime::prefetch_recomputation(const ModuleCall& call) {
   prefetch(std::move(next), comm::Phase::backward);
 }
 
-void Runtime::invalidate(Unit& unit, bool trainable) {
-  TESSERA_REQUIRE(held_ == 0, "parameters cannot change inside an unsharded(model) scope");
+void Runtime::invalidate(Unit& unit, bool trainable, Storage::Write how) {
+  TESSERA_REQUIRE(held_ == 0,
+                  "parameters cannot change inside an unsharded(model) scope; where this only "
+                  "reads, take the pointer from a const Tensor");
   UnitState& state = state_of(unit);
+  if (how == Storage::Write::by_pointer) state.has_pointers = true;
   // Parameter after parameter, and only the first one of a unit frees it.
   const bool is_free = state.parameters == ParameterState::sharded;
   const ComputeScope own(is_free ? nullptr : recorder_.get(), SpanKind::schedule, unit.index());
@@ -375,6 +383,17 @@ void Runtime::invalidate(Unit& unit, bool trainable) {
   state.part_is_set = false;
   if (const PointHandle uploaded = std::move(state.uploaded)) uploaded->synchronize();
   if (!trainable) state.own_has_frozen = false;
+}
+
+void Runtime::check_copy(const Unit& unit) const {
+  const UnitState& state = states_[static_cast<std::size_t>(unit.index())];
+  if (!state.has_pointers || unit.computes_on_master()) return;
+  if (state.parameters == ParameterState::sharded && !state.part_is_set) return;
+  TESSERA_REQUIRE(unit.checksum_of_masters() == state.gathered_masters,
+                  "{} computes with a copy of parameters that were changed later through a pointer "
+                  "of Tensor::data(): take the pointer anew for each change, from a Tensor that is "
+                  "not const, or use copy_from()",
+                  unit.is_root() ? "the root unit" : "unit " + unit.name());
 }
 
 }  // namespace tessera

@@ -78,6 +78,10 @@ std::string describe(const ShardingOptions& options, const std::vector<UnitPlan>
                       options.reshard_after_backward, options.limit_all_gathers);
   for (const auto& [unit, reshard] : options.reshard_after_forward_of)
     text += fmt::format("reshard_after_forward of {}: {}\n", unit, text_of(reshard));
+  text += fmt::format("sync_module_states {}, keep_unsharded_memory {}\n",
+                      options.sync_module_states, options.keep_unsharded_memory);
+  if (options.output_dtype)
+    text += fmt::format("output_dtype {}\n", name_of(*options.output_dtype));
   text += fmt::format("gathered as {}, reduced as {} on the wire\n", name_of(options.gather_wire),
                       name_of(options.reduce_wire));
   text +=

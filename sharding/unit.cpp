@@ -8,6 +8,7 @@
 #include "engine/queue.h"
 #include "kernels/base/error.h"
 #include "sharding/buffer_plan.h"
+#include "sharding/equal_values.h"
 
 namespace tessera {
 namespace {
@@ -20,7 +21,7 @@ void fill_as(const Tensor& source, ElementRange part, std::byte* out, DType dtyp
     return;
   }
   const MemoryScope kind(MemoryKind::other);
-  const Tensor rounded = Tensor::empty({part.count}, source.dtype(), device);
+  Tensor rounded = Tensor::empty({part.count}, source.dtype(), device);
   initializer.fill(rounded.data(), source.dtype(), part.first, part.count, device);
   TESSERA_LAUNCH(device, cast,
                  {rounded.data(), out, part.count, source.dtype(), dtype, 1.0f, false});
@@ -247,10 +248,12 @@ bool Unit::received_gradient() const {
                      [](const Tensor& view) { return view.impl()->grad_ready; });
 }
 
+// Parameters whose requires_grad was turned off have a place in the buffer as well.
 bool Unit::gradient_is_complete() const {
-  return std::all_of(views_.begin(), views_.end(), [](const Tensor& view) {
-    return view.impl()->grad_ready || !view.impl()->requires_grad;
-  });
+  for (std::size_t i = 0; i < views_.size(); ++i) {
+    if (gradient_views_[i].defined() && !views_[i].impl()->grad_ready) return false;
+  }
+  return true;
 }
 
 void Unit::complete_gradient() {
@@ -317,8 +320,14 @@ Unit::Carried Unit::prepare_to_accumulate() {
   carried.is_set = gradient_is_set();
   if (!carried.is_set) {
     storage->set_pending_factor(1.0f);
+    gradient_is_unscaled_ = false;
     return carried;
   }
+  TESSERA_REQUIRE(!gradient_is_unscaled_,
+                  "a backward after clip_grad_norm(max_norm, loss_scale) would add gradients of a "
+                  "scaled loss to those of {}, which are divided already; clip after the last "
+                  "backward, and zero_grad() before the next",
+                  name_.empty() ? "the root unit" : "unit " + name_);
   // Else it is done here.
   const bool when_opened = storage->file() || gradient_is_on_host();
   if (when_opened) {
@@ -330,7 +339,7 @@ Unit::Carried Unit::prepare_to_accumulate() {
   for (const auto& parameter : local_) {
     const auto& data = parameter.tensor.impl();
     if (!data->requires_grad || data->grad_ready) continue;
-    const Tensor gradient(data->grad);
+    Tensor gradient(data->grad);
     if (when_opened) {
       carried.dropped.push_back(
           {static_cast<std::int64_t>(data->grad->offset / size_of(gradient.dtype())),
@@ -348,7 +357,7 @@ bool Unit::gradient_shard_is_elsewhere() const {
 
 std::byte* Unit::open_gradient(const Carried& carried) const {
   const FilePlace& place = gradient_shard_.storage()->file();
-  if (!place && !gradient_is_on_host()) return gradient_shard_.data();
+  if (!place && !gradient_is_on_host()) return gradient_shard_.raw_data();
   std::byte* const sums =
       place ? files_.reduced.data()
             : files_.downloads->open(host_gradient_, gradient_shard_.bytes(), carried.is_set);
@@ -380,6 +389,18 @@ void Unit::scale_gradient(float factor) {
   if (!gradient_is_set()) return;
   const auto& storage = gradient_shard_.storage();
   storage->set_pending_factor(storage->pending_factor() * factor);
+}
+
+void Unit::unscale_gradient(float factor) {
+  if (!gradient_is_set() || gradient_is_unscaled_) return;
+  scale_gradient(factor);
+  gradient_is_unscaled_ = true;
+}
+
+std::uint64_t Unit::checksum_of_masters() const {
+  std::uint64_t sum = 0;
+  for (const Tensor& master : masters_) sum = sum * 0x9e3779b97f4a7c15 + checksum_of(master);
+  return sum;
 }
 
 void Unit::mark_gradient_set() {

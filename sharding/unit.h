@@ -102,6 +102,14 @@ class Unit {
   [[nodiscard]] bool gradient_shard_is_elsewhere() const;
   // Clipping: multiplies what the shard holds, when it is read.
   void scale_gradient(float factor);
+  // The same by the reciprocal of a loss scale, once until other gradients come.
+  void unscale_gradient(float factor);
+  // Of this rank's masters, as they are now.
+  [[nodiscard]] std::uint64_t checksum_of_masters() const;
+  // A segment's masters that this rank holds.
+  [[nodiscard]] const Tensor& masters(int segment) const {
+    return masters_[static_cast<std::size_t>(segment)];
+  }
   // Elements of the local gradient, and the part that each trainable segment takes there.
   [[nodiscard]] std::int64_t local_gradient_elements() const { return local_gradient_elements_; }
   struct LocalSegment {
@@ -139,6 +147,7 @@ class Unit {
   std::vector<Tensor> gradient_views_;
   Tensor gradient_shard_;
   bool gradient_is_discarded_ = false;
+  bool gradient_is_unscaled_ = false;
   std::byte* host_gradient_ = nullptr;  // of a shard on the host, for the reduce stream
   std::vector<LocalSegment> local_segments_;
   std::int64_t local_gradient_elements_ = 0;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "engine/stream.h"
@@ -71,6 +72,10 @@ struct UnitState {
   GradientMemory own_gradient;                    // of units that do not share the pool
   GradientMemory local_sum;                       // of passes inside no_sync()
   bool local_sum_is_set = false;
+  std::set<std::size_t> dropped_sums;  // of parameters whose sums zero_grad() has dropped
+
+  bool has_pointers = false;           // to its masters: they may be written at any time
+  std::uint64_t gathered_masters = 0;  // then the checksum of the masters that were gathered
 
   int open_forwards = 0;      // calls of the unit's module that are under way
   int open_backwards = 0;     // the same, of their backwards

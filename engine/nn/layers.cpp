@@ -40,7 +40,7 @@ void LinearImpl::lay_in_first() {
   if (layout() == WeightLayout::in_out) return;
   const std::int64_t out = old.size(0), in = old.size(1);
   const MemoryScope kind(MemoryKind::parameters);
-  const Tensor laid = Tensor::empty({in, out}, float32, old.device());
+  Tensor laid = Tensor::empty({in, out}, float32, old.device());
   const auto* const from = old.data_as<float>();
   auto* const to = laid.data_as<float>();
   // A tile's rows and columns are whole lines of the caches.

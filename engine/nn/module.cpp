@@ -112,6 +112,7 @@ Tensor Module::register_parameter(const std::string& name, Tensor parameter) {
   for (const auto& [other, tensor] : parameters_) {
     TESSERA_REQUIRE(other != name, "{} has a parameter {} already", class_name(), name);
   }
+  require_registration_allowed("parameter " + name);
   TESSERA_REQUIRE(parameter.defined(), "parameter {} of {} is undefined", name, class_name());
   parameters_.emplace_back(name, parameter);
   return parameter;
@@ -131,8 +132,14 @@ void Module::add_child(const std::string& name, std::shared_ptr<Module> child, b
   for (const auto& [other, module] : children_) {
     TESSERA_REQUIRE(other != name, "{} has a module {} already", class_name(), name);
   }
+  require_registration_allowed("module " + name);
   child->has_forward_ = child->has_forward_ || has_forward;
   children_.emplace_back(name, std::move(child));
+}
+
+void Module::require_registration_allowed(const std::string& what) const {
+  if (const auto reason = registration_forbidden_.lock())
+    misuse("{} cannot be registered in {}: {}", what, class_name(), *reason);
 }
 
 DType default_parameter_dtype() {

@@ -113,6 +113,14 @@ class Module {
   [[nodiscard]] const std::optional<ModulePrecision>& precision() const { return precision_; }
   [[noreturn]] void refuse_precision() const;  // what it takes or returns cannot be cast
 
+  // As long as `reason` lives, registering a parameter or a module here is a logic_error that gives
+  // it. Set by sharding, which has decided where everything lies.
+  void forbid_registration(std::weak_ptr<const std::string> reason) {
+    registration_forbidden_ = std::move(reason);
+  }
+  // Expires when the module does: for those who do not own it.
+  [[nodiscard]] std::weak_ptr<const void> life() const { return life_; }
+
   // Puts `tensor` in place of this module's own registrations of `old` (sharding swaps parameters
   // for views). Modules below keep theirs.
   void replace_own_parameter(const Tensor& old, const Tensor& tensor);
@@ -140,6 +148,7 @@ class Module {
 
  private:
   void add_child(const std::string& name, std::shared_ptr<Module> child, bool has_forward);
+  void require_registration_allowed(const std::string& what) const;
 
   std::vector<std::pair<std::string, Tensor>> parameters_;
   std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
@@ -149,6 +158,8 @@ class Module {
   std::optional<RecomputeOptions> recompute_;
   std::optional<ModulePrecision> precision_;
   bool training_ = true;
+  std::weak_ptr<const std::string> registration_forbidden_;
+  std::shared_ptr<const void> life_ = std::make_shared<char>();
 };
 
 namespace detail {

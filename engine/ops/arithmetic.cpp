@@ -55,8 +55,9 @@ void reduce_to(autograd::GradientSink& sink, int input, const Tensor& gradient, 
     return;
   }
   const auto [out, accumulate] = sink.slot(input);
-  TESSERA_LAUNCH(out.device(), sum_rows,
-                 {gradient.data(), out.data(), shape.outer, shape.inner, out.dtype(), accumulate});
+  TESSERA_LAUNCH(
+      out.device(), sum_rows,
+      {gradient.data(), out.raw_data(), shape.outer, shape.inner, out.dtype(), accumulate});
 }
 
 }  // namespace

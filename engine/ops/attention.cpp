@@ -17,9 +17,9 @@ struct Projections {
   std::int64_t k_offset = 0, v_offset = 0;  // elements
 
   [[nodiscard]] std::byte* at(const Tensor& t, std::int64_t offset) const {
-    return t.data() + static_cast<std::size_t>(offset) * size_of(t.dtype());
+    return t.raw_data() + static_cast<std::size_t>(offset) * size_of(t.dtype());
   }
-  [[nodiscard]] std::byte* q_data() const { return q.data(); }
+  [[nodiscard]] std::byte* q_data() const { return q.raw_data(); }
   [[nodiscard]] std::byte* k_data() const { return at(k, k_offset); }
   [[nodiscard]] std::byte* v_data() const { return at(v, v_offset); }
 };
@@ -188,7 +188,7 @@ Tensor rotary(const Tensor& x, std::int64_t heads, const Tensor& cosine, const T
   ops::require_same_device("rotary", x, cosine, sine);
   const auto rotate = [=](const Tensor& in, const Tensor& out, bool inverse) {
     TESSERA_LAUNCH(in.device(), rotary,
-                   {in.data(), out.data(), cosine.data_as<float>(), sine.data_as<float>(),
+                   {in.data(), out.raw_data(), cosine.data_as<float>(), sine.data_as<float>(),
                     in.size(0) * in.size(1), in.size(1), heads, head_dim, first_position,
                     in.size(2), in.size(2), inverse, in.dtype()});
   };

@@ -38,7 +38,7 @@ Tensor unary(kernels::UnaryOp op, const Tensor& x) {
         const auto [dx, accumulate] = sink.slot(0);
         TESSERA_LAUNCH(
             dx.device(), unary_backward,
-            {op, dout[0].data(), x.data(), dx.data(), x.elements(), x.dtype(), accumulate});
+            {op, dout[0].data(), x.data(), dx.raw_data(), x.elements(), x.dtype(), accumulate});
       },
       autograd::Reads::inputs);
   return out;
@@ -59,8 +59,8 @@ Tensor cast(const Tensor& x, DType dtype) {
       [](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
         const auto [dx, accumulate] = sink.slot(0);
         TESSERA_LAUNCH(dx.device(), cast,
-                       {dout[0].data(), dx.data(), dx.elements(), dout[0].dtype(), dx.dtype(), 1.0f,
-                        accumulate});
+                       {dout[0].data(), dx.raw_data(), dx.elements(), dout[0].dtype(), dx.dtype(),
+                        1.0f, accumulate});
       },
       autograd::Reads::nothing);
   return out;
@@ -155,7 +155,7 @@ Tensor softmax(const Tensor& x) {
       [y = out.detach(), rows, dim](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
         Tensor dx = Tensor::empty(y.shape(), y.dtype(), y.device());
         TESSERA_LAUNCH(y.device(), softmax_backward,
-                       {dout[0].data(), y.data(), dx.data(), rows, dim, y.dtype()});
+                       {dout[0].data(), y.data(), dx.raw_data(), rows, dim, y.dtype()});
         sink.add(0, dx);
       });
   return out;

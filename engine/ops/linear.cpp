@@ -39,7 +39,7 @@ void product(const LinearShape& s, const Tensor& x, const Tensor& weight, const 
   TESSERA_LAUNCH(x.device(), matmul,
                  {.a = x.data(),
                   .b = weight.data(),
-                  .c = out.data(),
+                  .c = out.raw_data(),
                   .m = s.rows,
                   .n = s.out,
                   .k = s.in,
@@ -57,7 +57,7 @@ void input_gradient(const LinearShape& s, const Tensor& dout, const Tensor& weig
   TESSERA_LAUNCH(dout.device(), matmul,
                  {.a = dout.data(),
                   .b = weight.data(),
-                  .c = dx.tensor.data(),
+                  .c = dx.tensor.raw_data(),
                   .m = s.rows,
                   .n = s.in,
                   .k = s.out,
@@ -80,7 +80,7 @@ void weight_gradient(const LinearShape& s, const Tensor& x, const Tensor& dout,
   TESSERA_LAUNCH(x.device(), matmul,
                  {.a = left.data(),
                   .b = right.data(),
-                  .c = dw.tensor.data(),
+                  .c = dw.tensor.raw_data(),
                   .m = m,
                   .n = n,
                   .k = s.rows,
@@ -96,7 +96,7 @@ void weight_gradient(const LinearShape& s, const Tensor& x, const Tensor& dout,
 void bias_gradient(const LinearShape& s, const Tensor& dout,
                    const autograd::GradientSink::Slot& db) {
   TESSERA_LAUNCH(dout.device(), sum_rows,
-                 {dout.data(), db.tensor.data(), s.rows, s.out, s.dtype, db.accumulate});
+                 {dout.data(), db.tensor.raw_data(), s.rows, s.out, s.dtype, db.accumulate});
 }
 
 Shape with_last(const Shape& shape, std::int64_t last) {
@@ -126,7 +126,7 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
     TESSERA_LAUNCH(left.device(), matmul,
                    {.a = left.data(),
                     .b = right.data(),
-                    .c = result.data(),
+                    .c = result.raw_data(),
                     .m = rows,
                     .n = columns,
                     .k = depth,
@@ -195,7 +195,7 @@ Tensor bias_gelu_linear(const Tensor& x, const Tensor& bias_in, const Tensor& we
   if (autograd::value_is_needed()) {
     const Tensor activated = Tensor::empty(x.shape(), s.dtype, x.device());
     TESSERA_LAUNCH(x.device(), bias_gelu,
-                   {x.data(), bias_data(), activated.data(), s.rows, s.in, exact, s.dtype});
+                   {x.data(), bias_data(), activated.raw_data(), s.rows, s.in, exact, s.dtype});
     product(s, activated, weight, bias, out);
   }
   autograd::record(
@@ -217,7 +217,7 @@ Tensor bias_gelu_linear(const Tensor& x, const Tensor& bias_in, const Tensor& we
         if (sink.wants(1)) {
           const auto [db, accumulate] = sink.slot(1);
           TESSERA_LAUNCH(dh.device(), sum_rows,
-                         {dh.data(), db.data(), s.rows, s.in, s.dtype, accumulate});
+                         {dh.data(), db.raw_data(), s.rows, s.in, s.dtype, accumulate});
         }
         sink.add(0, dh);
       },
@@ -236,8 +236,9 @@ Tensor swiglu_linear(const Tensor& gate, const Tensor& up, const Tensor& weight,
   Tensor out = Tensor::empty(with_last(gate.shape(), s.out), s.dtype, gate.device());
   if (autograd::value_is_needed()) {
     const Tensor activated = Tensor::empty(gate.shape(), s.dtype, gate.device());
-    TESSERA_LAUNCH(gate.device(), swiglu,
-                   {gate.data(), up.data(), activated.data(), s.rows, s.in, s.in, s.in, s.dtype});
+    TESSERA_LAUNCH(
+        gate.device(), swiglu,
+        {gate.data(), up.data(), activated.raw_data(), s.rows, s.in, s.in, s.in, s.dtype});
     product(s, activated, weight, {}, out);
   }
   autograd::record(

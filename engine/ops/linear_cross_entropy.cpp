@@ -62,7 +62,7 @@ struct Head {
 
   // Row `row` of a matrix of `width` columns.
   static void* at(const Tensor& tensor, std::int64_t row, std::int64_t width) {
-    return tensor.data() + static_cast<std::size_t>(row * width) * size_of(tensor.dtype());
+    return tensor.raw_data() + static_cast<std::size_t>(row * width) * size_of(tensor.dtype());
   }
 };
 
@@ -82,7 +82,7 @@ void logits_of_tile(const Head& h, const Tensor& x, const Tensor& weight, std::i
   TESSERA_LAUNCH(h.device, matmul,
                  {.a = Head::at(x, row, h.in),
                   .b = Head::at(weight, column, h.in),
-                  .c = logits.data(),
+                  .c = logits.raw_data(),
                   .m = rows,
                   .n = columns,
                   .k = h.in,
@@ -108,7 +108,7 @@ RowStatistics losses_of_rows(const Head& h, const Tensor& x, const Tensor& weigh
     for_chunks(h.rows, h.chunk, [&](std::int64_t row, std::int64_t rows) {
       logits_of_tile(h, x, weight, row, rows, column, logits);
       TESSERA_LAUNCH(h.device, cross_entropy_forward,
-                     {.logits = logits.data(),
+                     {.logits = logits.raw_data(),
                       .targets = Head::at(targets, row, 1),
                       .target_dtype = targets.dtype(),
                       .loss = Head::at(result.loss, row, 1),
@@ -222,13 +222,13 @@ void gradients(const Head& h, const SavedHead& saved, const Tensor& dloss,
       const TileGradient tile{h, dlogits, row, rows, column};
       logits_of_tile(h, x, saved.weight, row, rows, column, logits);
       TESSERA_LAUNCH(h.device, cross_entropy_backward,
-                     {.logits = logits.data(),
+                     {.logits = logits.raw_data(),
                       .targets = Head::at(saved.targets, row, 1),
                       .target_dtype = saved.targets.dtype(),
                       .log_sum_exp = Head::at(saved.log_sum_exp, row, 1),
                       .dloss = dloss.data(),
                       .inverse_count = saved.inverse_count.data_as<double>(),
-                      .dlogits = dlogits.data(),
+                      .dlogits = dlogits.raw_data(),
                       .rows = rows,
                       .vocabulary = h.vocabulary,
                       .stride = tile.stride(),
@@ -285,7 +285,7 @@ Tensor linear_cross_entropy(const Tensor& input, const Tensor& weight, const Ten
   const Head h = describe(x, weight, targets, options);
   const RowStatistics rows = losses_of_rows(h, x, weight, targets);
   Tensor loss = Tensor::empty({}, h.wide, h.device);
-  const Tensor inverse_count = Tensor::empty({}, float64, h.device);
+  Tensor inverse_count = Tensor::empty({}, float64, h.device);
   TESSERA_LAUNCH(h.device, mean_loss,
                  {rows.loss.data(), targets.data(), targets.dtype(), loss.data(),
                   inverse_count.data_as<double>(), h.rows, h.ignore, h.wide});

@@ -36,7 +36,7 @@ Tensor embedding(const Tensor& ids, const Tensor& table) {
                      // The rows, not the table, take the dtype of the other.
                      const Tensor rows = cast(dout[0], dtable.dtype());
                      TESSERA_LAUNCH(dtable.device(), embedding_backward,
-                                    {ids.data(), ids.dtype(), rows.data(), dtable.data(),
+                                    {ids.data(), ids.dtype(), rows.data(), dtable.raw_data(),
                                      ids.elements(), entries, dim, dtable.dtype(), accumulate});
                    });
   return out;
@@ -56,7 +56,7 @@ Tensor dropout(const Tensor& x, double p) {
   const auto run = [=, p = static_cast<float>(p)](const Tensor& in, const Tensor& out) {
     TESSERA_LAUNCH(
         in.device(), dropout,
-        {in.data(), nullptr, out.data(), in.elements(), first, in.dtype(), key, p, false});
+        {in.data(), nullptr, out.raw_data(), in.elements(), first, in.dtype(), key, p, false});
   };
   Tensor out = Tensor::empty(x.shape(), x.dtype(), x.device());
   if (autograd::value_is_needed()) run(x, out);

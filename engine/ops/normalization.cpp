@@ -10,7 +10,7 @@ namespace tessera {
 namespace {
 
 std::byte* address(const Tensor& tensor) {
-  return tensor.defined() ? tensor.data() : nullptr;
+  return tensor.defined() ? tensor.raw_data() : nullptr;
 }
 
 struct Norm {
@@ -29,7 +29,7 @@ struct NormAgain {
     // The statistics are written over with the same values.
     TESSERA_LAUNCH(input.device(), norm_forward,
                    {input.data(), nullptr, address(gamma), address(beta), nullptr, out.data(),
-                    address(mean), rstd.data(), rstd.elements(), input.size(-1),
+                    address(mean), rstd.raw_data(), rstd.elements(), input.size(-1),
                     static_cast<float>(eps), rms, input.dtype()});
     return out;
   }
@@ -78,8 +78,8 @@ Norm norm(const Tensor& x, const Tensor& residual, const Tensor& gamma, const Te
   const Tensor rstd = Tensor::empty({rows}, statistics, device);
   TESSERA_LAUNCH(device, norm_forward,
                  {x.data(), address(residual), address(gamma), address(beta), address(result.sum),
-                  result.out.data(), address(mean), rstd.data(), rows, dim, static_cast<float>(eps),
-                  rms, x.dtype()});
+                  result.out.data(), address(mean), rstd.raw_data(), rows, dim,
+                  static_cast<float>(eps), rms, x.dtype()});
   // The saved input is the rounded sum where there is one. detach(): the node must not own its own
   // output.
   const Tensor input = residual.defined() ? result.sum.detach() : x;

@@ -115,11 +115,11 @@ Tensor sequence_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                      };
                      const Tensor dq = like(saved), dk = like(saved), dv = like(saved);
                      const Tensor dbias = sink.wants(3) ? like(attention.bias) : Tensor{};
-                     TESSERA_LAUNCH(
-                         saved.device(), sequence_attention_backward,
-                         {attention.now(), dout[0].data(), attention.q.data(), attention.k.data(),
-                          attention.v.data(), saved.data(), log_sum_exp.data(), dq.data(),
-                          dk.data(), dv.data(), dbias.defined() ? dbias.data() : nullptr});
+                     TESSERA_LAUNCH(saved.device(), sequence_attention_backward,
+                                    {attention.now(), dout[0].data(), attention.q.data(),
+                                     attention.k.data(), attention.v.data(), saved.data(),
+                                     log_sum_exp.data(), dq.raw_data(), dk.raw_data(),
+                                     dv.raw_data(), dbias.defined() ? dbias.raw_data() : nullptr});
                      sink.add(0, dq);
                      sink.add(1, dk);
                      sink.add(2, dv);
@@ -137,8 +137,8 @@ Tensor sequence_dropout(const Tensor& x, double p, const Sequences& sequences) {
   const auto run = [=, slots = sequences.slots, p = static_cast<float>(p)](const Tensor& in,
                                                                            const Tensor& out) {
     TESSERA_LAUNCH(in.device(), sequence_dropout,
-                   {in.data(), out.data(), slots.data_as<std::int32_t>(), in.size(0), in.size(1),
-                    first, key, p, in.dtype()});
+                   {in.data(), out.raw_data(), slots.data_as<std::int32_t>(), in.size(0),
+                    in.size(1), first, key, p, in.dtype()});
   };
   Tensor out = Tensor::empty(x.shape(), x.dtype(), x.device());
   if (autograd::value_is_needed()) run(x, out);
@@ -163,7 +163,7 @@ Tensor pool_sequences(const Tensor& x, const Sequences& sequences,
   Tensor out = Tensor::empty({count, stride}, dtype, x.device());
   // The columns of mode i.
   const auto part = [=](const Tensor& of_out, std::size_t i) {
-    return of_out.data() +
+    return of_out.raw_data() +
            static_cast<std::int64_t>(i) * dim * static_cast<std::int64_t>(size_of(dtype));
   };
   const Tensor starts = sequences.starts, lengths = sequences.lengths;
@@ -201,7 +201,7 @@ Tensor normalize_rows(const Tensor& x, double eps) {
   Tensor out = Tensor::empty(x.shape(), dtype, x.device());
   const Tensor norms = Tensor::empty({rows}, statistics_of(dtype), x.device());
   TESSERA_LAUNCH(x.device(), normalize_rows,
-                 {x.data(), out.data(), norms.data(), rows, dim, eps, dtype});
+                 {x.data(), out.data(), norms.raw_data(), rows, dim, eps, dtype});
   autograd::record(
       Op::normalize_rows, {x}, {out}, [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
         Tensor dx = Tensor::empty(x.shape(), dtype, x.device());

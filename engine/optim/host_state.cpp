@@ -128,7 +128,7 @@ void Optimizer::step_over_host_link(std::size_t segment, const std::vector<Gradi
                                                         static_cast<std::int64_t>(gradient_element);
   std::vector<std::byte*> states;
   for (std::size_t i = 0; i < state_names().size(); ++i)
-    states.push_back(segment_state(segment, i).data());
+    states.push_back(segment_state(segment, i).raw_data());
   std::vector<Passing> arrays;
   if (link.parameters() != nullptr) arrays.push_back({link.parameters(), parameter, element, true});
   if (link.gradients() != nullptr)

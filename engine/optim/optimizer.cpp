@@ -116,6 +116,7 @@ void Optimizer::step(std::size_t segment) {
 }
 
 bool Optimizer::begin_step(std::size_t segment) {
+  segments_[segment].storage->will_step();
   bool any = false;
   for (const std::size_t i : segments_[segment].parameters) {
     const auto& data = parameters_[i].tensor.impl();

@@ -308,7 +308,7 @@ TEST(Optimizer, UpdatesRangesInOtherMemory) {
   optim::AdamW at_once(whole.parameters, options);
   optim::AdamW by_range(pieces.parameters, options);
   int writes = 0;
-  pieces.memory.storage()->set_on_write([&] { ++writes; });
+  pieces.memory.storage()->set_on_write([&](Storage::Write) { ++writes; });
   for (int step = 0; step < 2; ++step) {
     whole.gradients.storage()->set_pending_factor(0.5f);
     pieces.gradients.storage()->set_pending_factor(0.5f);

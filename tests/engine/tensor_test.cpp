@@ -119,7 +119,7 @@ TEST(Storage, AsksForMissingMemoryAndTellsOfWrites) {
     ++asked;
     storage->attach(source.data());
   });
-  storage->set_on_write([&] { ++written; });
+  storage->set_on_write([&](Storage::Write) { ++written; });
   Tensor x = Tensor::view_of(storage, 0, {2}, float32);
   EXPECT_EQ((x * 2.0).to_vector(), (Numbers{6, 6}));
   EXPECT_EQ(x.to_vector(), (Numbers{3, 3}));
@@ -153,7 +153,7 @@ TEST(Storage, HasPartsWithLivesOfTheirOwn) {
   const auto back = Storage::part_of(whole.storage(), 2 * sizeof(float), 4 * sizeof(float));
   EXPECT_THROW((void)Storage::part_of(whole.storage(), 8, 5 * sizeof(float)), std::logic_error);
   int written = 0;
-  front->set_on_write([&] { ++written; });
+  front->set_on_write([&](Storage::Write) { ++written; });
   Tensor x = Tensor::view_of(back, 0, {4}, float32);
   x.copy_from(Tensor::full({4}, 9));
   EXPECT_EQ(written, 0);

@@ -161,7 +161,7 @@ TEST(FrozenUnits, AreCastOnceUntilTheyAreWritten) {
       const double loss = step_of(context, net, optimizer);
       for (const auto& parameter : model.parameters()) {
         if (parameter.tensor.requires_grad()) continue;
-        std::fill_n(parameter.tensor.data(), parameter.tensor.bytes(), std::byte{0});
+        std::fill_n(parameter.tensor.raw_data(), parameter.tensor.bytes(), std::byte{0});  // unseen
       }
       context.barrier();
       EXPECT_EQ(step_of(context, net, optimizer), loss) << testing::describe(options);

@@ -189,7 +189,7 @@ void average_gradients(const Context& context, const ShardedModel& model) {
         world.allocate("an ignored gradient", gradient.bytes(), comm::Sharing::per_rank);
     world.acquire(*buffer);
     std::memcpy(buffer->data(), gradient.data(), gradient.bytes());
-    world.all_reduce(*buffer, gradient.elements(), gradient.data(),
+    world.all_reduce(*buffer, gradient.elements(), gradient.raw_data(),
                      {.scale = 1.0f / static_cast<float>(world.size())}, {});
   }
 }

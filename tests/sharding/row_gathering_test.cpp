@@ -117,7 +117,7 @@ TEST(RowGathering, GradientsOf16BitRowsAreSummedIn32) {
 TEST(RowGathering, GradientCheck) {
   for (const int world : {2, 3}) {
     launch(world, [&](Context& context) {
-      const Tensor mine = testing::leaf({2, 3}, static_cast<unsigned>(context.rank()));
+      Tensor mine = testing::leaf({2, 3}, static_cast<unsigned>(context.rank()));
       const auto loss = [&] {
         const Tensor all = context.all_gather(mine * 1.5);
         const Tensor here = testing::weighted_sum(square(all), 1) * (context.rank() + 1.0);

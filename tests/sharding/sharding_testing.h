@@ -142,6 +142,11 @@ class Collected {
       }
     }
   }
+  // One element, of what has been added so far.
+  double value(const std::string& name, std::size_t element) {
+    const std::lock_guard lock(mutex_);
+    return values_.at(name).at(element);
+  }
   // After every rank has added its part: each element must have come once.
   const std::map<std::string, std::vector<double>>& values() const {
     for (const auto& [name, counts] : covered_) {

@@ -1,0 +1,224 @@
+// Whole parameters outside of passes: to be read, to be written, and given back to the module.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "engine/autograd.h"
+#include "engine/memory_kind.h"
+#include "engine/queue.h"
+#include "kernels/base/error.h"
+#include "sharding/runtime.h"
+
+namespace tessera {
+namespace {
+
+// A copy on the host, also where the tensor is there already.
+Tensor copy_on_host(const Tensor& tensor) {
+  const Device host = Device::cpu();
+  return tensor.device() == host ? tensor.clone() : tensor.to(host);
+}
+
+// What this rank holds of a gathered parameter.
+Tensor own_part(const Unit& unit, std::size_t index) {
+  const Tensor& view = unit.views()[index];
+  const ElementRange part = unit.layout().local_of(unit.layout().slots()[index], unit.shard());
+  const std::size_t at =
+      view.impl()->offset + static_cast<std::size_t>(part.first) * size_of(view.dtype());
+  return Tensor::view_of(view.storage(), at, {part.count}, view.dtype());
+}
+
+// Elements of `master` that were written, in the compute dtype, since they were `before`; the
+// others keep what no rounding has touched. All on the host. Whether there are any.
+bool take_written(const Tensor& before, const Tensor& now, Tensor& master) {
+  const std::size_t narrow = size_of(now.dtype()), wide = size_of(master.dtype());
+  if (std::memcmp(before.data(), now.data(), now.bytes()) == 0) return false;
+  Tensor converted = Tensor::empty(now.shape(), master.dtype(), Device::cpu());
+  converted.copy_from(now);
+  const std::byte *const old = before.data(), *const written = now.data();
+  std::byte* const out = master.data();
+  const std::byte* const in = std::as_const(converted).data();
+  for (std::size_t i = 0; i < static_cast<std::size_t>(now.elements()); ++i) {
+    if (std::memcmp(old + i * narrow, written + i * narrow, narrow) != 0)
+      std::memcpy(out + i * wide, in + i * wide, wide);
+  }
+  return true;
+}
+
+}  // namespace
+
+void Runtime::hold() {
+  const ComputeScope own(recorder_.get(), SpanKind::schedule);
+  if (held_ == 0) gather_all();
+  ++held_;
+}
+
+// What training has no room for is allocated first, for all units or none.
+void Runtime::gather_all() {
+  std::vector<Unit*> made;
+  std::size_t spare = whole_.free.size();
+  try {
+    for (const auto& unit : units_) {
+      UnitState& state = state_of(*unit);
+      if (state.parameters != ParameterState::sharded || state.own_parameters) continue;
+      if (unit->layout().slots().empty()) continue;
+      if (spare > 0 && !state.part_is_set) {
+        --spare;
+        continue;
+      }
+      made.push_back(unit.get());
+      if (!state.scope_parameters)
+        state.scope_parameters = allocate_parameters(*whole_.ranks, unit->layout().bytes());
+    }
+  } catch (...) {
+    for (UnitState& state : states_) {
+      if (state.scope_parameters) drop(state.scope_parameters);
+    }
+    throw;
+  }
+  for (Unit* const unit : made) {
+    UnitState& state = state_of(*unit);
+    state.parameter_buffer = std::move(state.scope_parameters);
+    state.owner = BufferOwner::scope;
+    start_gather(*unit, comm::Phase::other);
+  }
+  for (const auto& unit : units_) gather(*unit, comm::Phase::other);
+  for (const auto& unit : units_) await_gather(*unit);
+}
+
+void Runtime::let_go() noexcept {
+  if (--held_ > 0) return;
+  const ComputeScope own(recorder_.get(), SpanKind::schedule);
+  for (const auto& unit : units_) {
+    try {
+      if (!stays_between_passes(*unit)) reshard_unless_used(*unit);
+    } catch (const std::exception& error) {  // the device has failed: the next call on it says so
+      std::fprintf(stderr, "after an unsharded scope: %s\n", error.what());
+    }
+  }
+}
+
+void Runtime::drop_copies(Unit& unit) {
+  UnitState& state = state_of(unit);
+  reshard(unit);
+  state.part_is_set = false;
+  state.own_has_frozen = false;
+}
+
+// Ranks that see one memory write into one copy, others each into its own; what counts is what
+// stands in a rank's share when all have written.
+void Runtime::write_unsharded(const std::function<void()>& write) {
+  TESSERA_REQUIRE(held_ == 0 && !autograd::in_backward(),
+                  "write_unsharded inside an unsharded(model) scope or a backward");
+  const NoGradGuard no_grad;
+  hold();
+  std::vector<std::pair<Unit*, std::size_t>> parts;
+  std::vector<Tensor> before;
+  for (const auto& unit : units_) {
+    for (std::size_t i = 0; i < unit->views().size() && !device_.is_planned(); ++i) {
+      parts.emplace_back(unit.get(), i);
+      before.push_back(copy_on_host(own_part(*unit, i)));
+    }
+  }
+  std::vector<std::pair<Tensor, Tensor>> written;  // a rank's part, and what it is now
+  try {
+    writing_ = true;
+    write();
+    world_->barrier({pass_, 0, comm::Phase::other});
+    for (std::size_t p = 0; p < parts.size(); ++p) {
+      const auto [unit, i] = parts[p];
+      const Tensor local = unit->local_parameters()[i].tensor;
+      const Tensor now = copy_on_host(own_part(*unit, i));
+      Tensor master = unit->computes_on_master() ? now : copy_on_host(local);
+      if (take_written(before[p], now, master)) written.emplace_back(local, master);
+    }
+    writing_ = false;
+  } catch (...) {
+    for (std::size_t p = 0; p < parts.size(); ++p) {
+      const auto [unit, i] = parts[p];
+      Tensor part = own_part(*unit, i);
+      if (unit->computes_on_master()) part.copy_from(before[p]);
+    }
+    writing_ = false;
+    let_go();
+    for (const auto& unit : units_) drop_copies(*unit);
+    throw;
+  }
+  let_go();
+  for (const auto& unit : units_) drop_copies(*unit);
+  for (auto& [local, value] : written) local.copy_from(value);
+}
+
+std::vector<Tensor> Runtime::gather_masters(Unit& unit) {
+  const UnitLayout& layout = unit.layout();
+  std::vector<Tensor> whole(layout.slots().size());
+  for (std::size_t s = 0; s < layout.segments().size(); ++s) {
+    const UnitLayout::Segment& segment = layout.segments()[s];
+    const std::size_t element = size_of(segment.master_dtype);
+    const std::size_t share = static_cast<std::size_t>(segment.share) * element;
+    const std::size_t bytes = share * static_cast<std::size_t>(shards_);
+    std::shared_ptr<comm::Buffer> buffer = allocate_parameters(*whole_.ranks, bytes);
+    const Tensor& masters = unit.masters(static_cast<int>(s));
+    const comm::Tag tag{pass_, static_cast<std::uint32_t>(unit.index()), comm::Phase::other};
+    std::byte* const out = buffer->data() + share * static_cast<std::size_t>(unit.shard());
+    const Event gathered = enqueue(
+        *gather_stream_, [this, &masters, buffer, out, in = masters.data(), share, bytes, tag] {
+          whole_.ranks->acquire(*buffer, tag);
+          DeviceQueue& queue = current_queue(device_);
+          if (masters.device() == device_) {
+            queue.copy(out, in, share);
+          } else {
+            queue.copy_from_host(out, in, share);
+          }
+          whole_.ranks->all_gather(*buffer, bytes, tag);
+        });
+    join(gathered, Exposed::other, unit);
+    const MemoryScope kind(MemoryKind::parameters);
+    for (std::size_t i = 0; i < whole.size(); ++i) {
+      const UnitLayout::Slot& slot = layout.slots()[i];
+      if (slot.segment != static_cast<int>(s)) continue;
+      whole[i] = Tensor::empty(slot.spec.shape, segment.master_dtype, device_);
+      current_queue(device_).copy(
+          whole[i].data(), buffer->data() + static_cast<std::size_t>(slot.range.first) * element,
+          whole[i].bytes());
+    }
+    buffer->release();
+    drop(buffer);
+  }
+  return whole;
+}
+
+void Runtime::unwrap() {
+  bool busy = autograd::in_backward() || held_ > 0;
+  for (const UnitState& state : states_) busy = busy || state.in_use();
+  TESSERA_REQUIRE(
+      !busy,
+      "unwrap() in the middle of a forward or a backward, or inside an unsharded(model) "
+      "scope: its parameters are in use");
+  TESSERA_REQUIRE(!root_life_.expired(), "unwrap(): the module has gone already");
+  std::map<const detail::TensorData*, Tensor> whole;
+  for (const auto& unit : units_) {
+    std::vector<Tensor> values = gather_masters(*unit);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      values[i].impl()->requires_grad = unit->local_parameters()[i].tensor.requires_grad();
+      whole.emplace(unit->views()[i].impl().get(), std::move(values[i]));
+    }
+  }
+  std::vector<nn::Module*> modules{root_};
+  for (const auto& module : owned_modules_) modules.push_back(module.get());
+  for (nn::Module* const module : modules) {
+    if (module == nullptr) continue;
+    std::vector<Tensor> views = module->parameters_read();
+    for (const auto& [name, tensor] : module->own_parameters()) views.push_back(tensor);
+    for (const Tensor& view : views) {
+      const auto found = whole.find(view.impl().get());
+      if (found != whole.end()) module->replace_own_parameter(view, found->second);
+    }
+  }
+}
+
+}  // namespace tessera
