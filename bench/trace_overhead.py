@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """What recording costs a step: the same run with log.trace and log.summary and without them, in turns, on an otherwise
 idle machine. The ratio is that of the medians of all steps after the first ten; the losses must be the same.
 

@@ -224,6 +224,8 @@ def check_tree(root):
             errors.append((path, 1, "not UTF-8"))
             continue
         count += 1
+        if lines and lines[0].startswith("#!") and not os.access(os.path.join(root, path), os.X_OK):
+            errors.append((path, 1, "begins with #! and may not be executed: chmod +x"))
         wrong, doubtful = check_file(root, path, lines)
         errors += [(path, *entry) for entry in wrong]
         warnings += [(path, *entry) for entry in doubtful]
