@@ -51,7 +51,7 @@ def files_of(root):
                           if name not in (".git", ".cache", "__pycache__", "fixtures", "corpus")
                           and not (top and (name.startswith("build") or name == "out")))
         for name in sorted(files):
-            if not os.path.islink(os.path.join(folder, name)):
+            if name != ".git" and not os.path.islink(os.path.join(folder, name)):  # a worktree's is a file
                 yield os.path.normpath(os.path.join(inside, name))
 
 
