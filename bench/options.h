@@ -57,7 +57,7 @@ inline std::string usage(std::string_view program, std::string_view about,
   std::string line = fmt::format("usage: {}", program), list;
   for (const Option& option : options) {
     if (!option.name.starts_with('-')) {
-      line += fmt::format(option.required ? " {}" : " [{}]", option.name);
+      line += option.required ? " " + option.name : fmt::format(" [{}]", option.name);
     }
     list += fmt::format("  {:<14} {}\n", option.name, option.meaning);
   }

@@ -29,7 +29,8 @@ struct RecipeCommand {
                   "name a recipe, or --keys to list what one may contain");
     const Recipe recipe = load_recipe(file, overrides, chosen_config_file(config_file));
     validate(recipe, world_size);
-    for (const std::string& note : recipe.notes) fmt::print(stderr, "tessera: {}\n", printable(note));
+    for (const std::string& note : recipe.notes)
+      fmt::print(stderr, "tessera: {}\n", printable(note));
     fmt::print("{}\n", to_json(recipe).dump(2));
     return 0;
   }
