@@ -19,10 +19,10 @@ foreach(source IN LISTS tessera_benchmarks)
 endforeach()
 if(TESSERA_TESTS AND NOT TESSERA_SANITIZE)
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
-  add_test(NAME kernels/benchmark_options
-           COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/tests/kernels/benchmark_options_test.py
+  add_test(NAME consumer/benchmark_options
+           COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/tests/consumer/benchmark_options_test.py
                    ${tessera_benchmark_programs})
-  set_tests_properties(kernels/benchmark_options PROPERTIES LABELS "kernels;quick" TIMEOUT 60)
+  set_tests_properties(consumer/benchmark_options PROPERTIES LABELS "consumer;quick" TIMEOUT 60)
 endif()
 
 # bench/kernels is one program on Google Benchmark, which nothing else needs.

@@ -3,12 +3,17 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <filesystem>
 #include <functional>
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "checkpoint/file.h"
+#include "checkpoint/support.h"
 #include "kernels/base/error.h"
 #include "sharding/comm/world.h"
 
@@ -67,6 +72,50 @@ TEST(Together, SaysHowManyOthersFailed) {
           << text;
     }
   });
+}
+
+// A disk that throws, at the first write of rank 1.
+template <class Failure>
+class Throwing final : public SystemCalls {
+ public:
+  ssize_t pwrite(int fd, const void* data, std::size_t bytes, off_t offset) override {
+    if (!thrown_.exchange(true)) throw Failure();
+    return SystemCalls::pwrite(fd, data, bytes, offset);
+  }
+
+ private:
+  std::atomic<bool> thrown_{false};
+};
+
+struct Misuse : std::logic_error {
+  Misuse() : std::logic_error("misuse") {}
+};
+
+template <class Failure>
+void expect_nothing_left(const std::string& what) {
+  const testing::TemporaryFolder folder;
+  Throwing<Failure> disk;
+  comm::run_local(2, [&](const auto& communicator) {
+    std::optional<ScopedSystemCalls> scope;
+    if (communicator->rank() == 1) scope.emplace(disk);
+    try {
+      testing::save_version(*communicator, folder.path(), 1, {});
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::out_of_memory) << error.what();
+      EXPECT_TRUE(testing::has(error.what(), what));
+    } catch (const std::logic_error& error) {
+      EXPECT_TRUE(testing::has(error.what(), what));
+    }
+  });
+  for (const auto& entry : fs::directory_iterator(folder.path())) {
+    EXPECT_FALSE(entry.path().filename().string().starts_with("step-")) << entry.path();
+  }
+}
+
+TEST(Together, ASaveThatFailsSoLeavesNothing) {
+  expect_nothing_left<std::bad_alloc>("rank 1: out of memory");
+  expect_nothing_left<Misuse>("rank 1: misuse");
 }
 
 }  // namespace

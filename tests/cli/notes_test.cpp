@@ -50,7 +50,8 @@ TEST_F(Notes, OfTrainAreEscaped) {
 }
 
 TEST_F(Notes, OfGenerateAreEscaped) {
-  const Ended ended = run_program({"generate", folder_.path("out"), "--max-new-tokens", "2"});
+  const Ended ended =
+      run_program({"generate", folder_.path("out"), "--prompt", "a", "--max-new-tokens", "2"});
   EXPECT_EQ(ended.code, 0) << ended.err;
   expect_note(ended, "generate");
 }
