@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/options.h"
 #include "checkpoint/convert.h"
 #include "checkpoint/file.h"
 #include "checkpoint/safetensors.h"
@@ -116,9 +117,15 @@ struct Row {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::int64_t mebibytes = argc > 1 ? std::atoll(argv[1]) : 4096;
-  const fs::path folder = fs::path(argc > 2 ? argv[2] : ".") / "tessera-convert-bench";
-  const int repeats = argc > 3 ? std::atoi(argv[3]) : 5;
+  std::int64_t mebibytes = 4096;
+  std::string place = ".";
+  int repeats = 5;
+  bench::read_options(
+      argc, argv, "Conversions of a large checkpoint next to copies of it by cp.",
+      {bench::number<std::int64_t>("MIB", mebibytes, 1, "MiB of weights"),
+       bench::text("FOLDER", place, "where the files are written, and deleted at the end"),
+       bench::number("REPEATS", repeats, 1, "rounds, of which the median counts")});
+  const fs::path folder = fs::path(place) / "tessera-convert-bench";
   fs::remove_all(folder);
   fs::create_directories(folder);
   const fs::path weights = folder / "weights";

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "bench/cuda_meter.h"
+#include "bench/options.h"
 
 namespace {
 
@@ -317,24 +318,11 @@ void bench_attention(Meter& meter, DType dtype, const Heads& s) {
 
 Options options_from(int argc, char** argv) {
   Options options;
-  for (int i = 1; i < argc; i += 2) {
-    const std::string_view name = argv[i];
-    TESSERA_CHECK(i + 1 < argc, ErrorCode::usage, "{} needs a value", name);
-    if (name == "--filter") {
-      options.filter = argv[i + 1];
-    } else if (name == "--json") {
-      options.json = argv[i + 1];
-    } else if (name == "--seconds") {
-      options.seconds = std::strtod(argv[i + 1], nullptr);
-      TESSERA_CHECK(options.seconds > 0, ErrorCode::usage, "--seconds {} is no time", argv[i + 1]);
-    } else if (name == "--budget") {
-      options.budget = std::strtod(argv[i + 1], nullptr);
-      TESSERA_CHECK(options.budget > 0, ErrorCode::usage, "--budget {} is no time", argv[i + 1]);
-    } else {
-      fail(ErrorCode::usage,
-           "unknown option {}; there are --filter, --seconds, --budget and --json", name);
-    }
-  }
+  read_options(argc, argv, "Every kernel of the GPU next to what the device can do.",
+               {text("--filter", options.filter, "a part of a row's name"),
+                number("--seconds", options.seconds, 1e-6, "seconds of measuring, for a row"),
+                number("--budget", options.budget, 0.0, "seconds of all rows; 0: no limit"),
+                text("--json", options.json, "a file that gets each row as a line of JSON")});
   return options;
 }
 

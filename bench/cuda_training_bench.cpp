@@ -25,6 +25,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/options.h"
 #include "engine/backend.h"
 #include "engine/memory.h"
 #include "engine/random.h"
@@ -67,54 +68,46 @@ struct Result {
   std::size_t peak_bytes = 0;
 };
 
-void set(Options& options, const std::string& name, const std::string& value) {
-  const auto number = [&] { return std::stoll(value); };
-  if (name == "--model") {
-    const auto found = std::find_if(std::begin(sizes), std::end(sizes),
-                                    [&](const Size& size) { return value == size.name; });
-    TESSERA_CHECK(found != std::end(sizes), ErrorCode::usage, "no model '{}'", value);
-    options.size = *found;
-  } else if (name == "--strategy") {
-    options.strategies.clear();
-    for (const StrategyRow& row : strategy_table) {
-      if (value == "all" || value == row.name) options.strategies.push_back(row.strategy);
-    }
-    TESSERA_CHECK(!options.strategies.empty(), ErrorCode::usage, "no strategy '{}'", value);
-  } else if (name == "--dtype") {
-    TESSERA_CHECK(value == "bfloat16" || value == "float32", ErrorCode::usage,
-                  "--dtype is bfloat16 or float32, got '{}'", value);
-    options.dtype = value == "bfloat16" ? bfloat16 : float32;
-  } else if (name == "--ranks") {
-    options.ranks = static_cast<int>(number());
-  } else if (name == "--batch") {
-    options.batch = number();
-  } else if (name == "--accumulate") {
-    options.passes = number();
-  } else if (name == "--seq-len") {
-    options.length = number();
-  } else if (name == "--steps") {
-    options.steps = static_cast<int>(number());
-  } else if (name == "--peak-tflops") {
-    options.peak_tflops = std::stod(value);
-  } else if (name == "--device") {
-    options.device = parse_device(value);
-  } else if (name == "--json") {
-    options.json = value;
-  } else {
-    fail(ErrorCode::usage, "unknown option '{}'", name);
+bool set_strategies(Options& options, const std::string& name) {
+  options.strategies.clear();
+  for (const StrategyRow& row : strategy_table) {
+    if (name == "all" || name == row.name) options.strategies.push_back(row.strategy);
   }
+  return !options.strategies.empty();
+}
+
+bool set_model(Options& options, const std::string& name) {
+  const auto* const found = std::find_if(std::begin(sizes), std::end(sizes),
+                                         [&](const Size& size) { return name == size.name; });
+  if (found != std::end(sizes)) options.size = *found;
+  return found != std::end(sizes);
 }
 
 Options parse(int argc, char** argv) {
   Options options;
-  for (int i = 1; i < argc; i += 2) {
-    TESSERA_CHECK(i + 1 < argc, ErrorCode::usage, "{} needs a value", argv[i]);
-    set(options, argv[i], argv[i + 1]);
-  }
-  TESSERA_CHECK(options.ranks > 0 && options.steps > 2 && options.batch > 0 && options.passes > 0 &&
-                    options.length > 0,
-                ErrorCode::usage,
-                "ranks, batch, length and passes must be positive, steps more than 2");
+  bench::read_options(
+      argc, argv, "Training throughput of GPT-2 on GPUs, of one strategy or several.",
+      {{"--model", "124M, 350M, 774M, 1.5B or tiny (124M)",
+        [&](const std::string& name) { return set_model(options, name); }},
+       bench::number("--ranks", options.ranks, 1, "ranks, threads that share the GPU"),
+       {"--strategy", "a sharding strategy or all (FULL_SHARD)",
+        [&](const std::string& name) { return set_strategies(options, name); }},
+       bench::number<std::int64_t>("--batch", options.batch, 1, "samples of a pass"),
+       bench::number<std::int64_t>("--accumulate", options.passes, 1, "passes of a step"),
+       bench::number<std::int64_t>("--seq-len", options.length, 1, "tokens of a sample"),
+       bench::number("--steps", options.steps, 3, "steps, of which the first two do not count"),
+       {"--dtype", "bfloat16 or float32 (bfloat16)",
+        [&](const std::string& name) {
+          options.dtype = name == "bfloat16" ? bfloat16 : float32;
+          return name == "bfloat16" || name == "float32";
+        }},
+       bench::number("--peak-tflops", options.peak_tflops, 0.001, "the GPU's rate, for the MFU"),
+       {"--device", "cuda or cpu (cuda)",
+        [&](const std::string& name) {
+          options.device = parse_device(name);
+          return true;
+        }},
+       bench::text("--json", options.json, "a file that gets each row as a line of JSON")});
   return options;
 }
 

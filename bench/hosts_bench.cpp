@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "bench/options.h"
 #include "kernels/base/error.h"
 #include "kernels/base/parallel.h"
 #include "sharding/comm/control/wire.h"
@@ -131,8 +132,14 @@ void measure(std::size_t bytes, int rounds) {
 
 int main(int arguments, char** values) {
   try {
-    const std::size_t mebibytes = arguments > 1 ? std::stoul(values[1]) : 64;
-    const int rounds = arguments > 2 ? std::stoi(values[2]) : 20;
+    std::size_t mebibytes = 64;
+    int rounds = 20;
+    tessera::bench::read_options(
+        arguments, values,
+        "Gathers and sums between two hosts next to raw TCP. Each process is a rank of the\n"
+        "environment; scripts/hosts-bench starts them.",
+        {tessera::bench::number<std::size_t>("MIB", mebibytes, 1, "MiB of the whole buffer"),
+         tessera::bench::number("ROUNDS", rounds, 1, "rounds, of which the median counts")});
     tessera::comm::measure(mebibytes << 20, rounds);
     return 0;
   } catch (const std::exception& error) {

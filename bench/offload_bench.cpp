@@ -21,6 +21,7 @@
 #include <thread>
 #include <vector>
 
+#include "bench/options.h"
 #include "engine/memory.h"
 #include "engine/offload/file_window.h"
 #include "engine/optim/optimizer.h"
@@ -201,18 +202,11 @@ int main(int argc, char** argv) {
   std::string folder = "offload-bench", json;
   std::int64_t mib = 2048;
   int rounds = 5;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string option = argv[i];
-    if (option == "--folder") folder = argv[i + 1];
-    if (option == "--mib") mib = std::atoll(argv[i + 1]);
-    if (option == "--rounds") rounds = std::atoi(argv[i + 1]);
-    if (option == "--json") json = argv[i + 1];
-  }
-  if (mib < 1 || rounds < 1 || argc % 2 == 0) {
-    fmt::print(stderr,
-               "usage: offload_bench [--folder DIR] [--mib STATE] [--rounds N] [--json FILE]\n");
-    return 2;
-  }
+  bench::read_options(argc, argv, "AdamW on state in files next to what the disk does.",
+                      {bench::text("--folder", folder, "where the files are written"),
+                       bench::number<std::int64_t>("--mib", mib, 1, "MiB of state"),
+                       bench::number("--rounds", rounds, 1, "rounds, of which the median counts"),
+                       bench::text("--json", json, "a file for the results")});
   nlohmann::json result = compare_with_disk(folder, (mib << 20) / 16, rounds);
   result["state_mib"] = mib;
   result["memory"] = compare_with_memory(rounds);

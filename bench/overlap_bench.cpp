@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "bench/options.h"
 #include "engine/autograd.h"
 #include "engine/nn/layers.h"
 #include "engine/nn/module_list.h"
@@ -236,32 +237,35 @@ std::optional<Strategy> strategy_named(const std::string& name) {
   return std::nullopt;
 }
 
-bool read(Asked& asked, const std::string& option, const std::string& value) {
+std::vector<bench::Option> options_of(Asked& asked) {
   ShardingOptions& sharding = asked.sharding;
-  if (option == "--ranks") return (asked.ranks = std::atoi(value.c_str())) > 0;
-  if (option == "--layers") return (asked.layers = std::atoi(value.c_str())) > 0;
-  if (option == "--rounds") return (asked.rounds = std::atoi(value.c_str())) > 0;
-  if (option == "--ms") return (asked.milliseconds = std::atof(value.c_str())) > 0;
-  if (option == "--limit") return (sharding.limit_all_gathers = std::atoi(value.c_str())) > 0;
-  if (option == "--group") return (sharding.group_size = std::atoi(value.c_str())) > 0;
-  if (option == "--reshard") {
-    const int ranks = std::atoi(value.c_str());
-    sharding.reshard_after_forward = ranks;
-    return ranks > 0;
-  }
-  if (option == "--prefetch") {
-    sharding.forward_prefetch = value == "true";
-    sharding.backward_prefetch =
-        sharding.forward_prefetch ? BackwardPrefetch::pre : BackwardPrefetch::none;
-    return value == "true" || value == "false";
-  }
-  if (option == "--strategy") {
-    const auto strategy = strategy_named(value);
-    sharding.strategy = strategy.value_or(Strategy::full_shard);
-    return strategy.has_value();
-  }
-  if (option == "--json") asked.json = value;
-  return option == "--json";
+  return {bench::number("--ranks", asked.ranks, 1, "ranks, which are threads"),
+          bench::number("--layers", asked.layers, 1, "layers of the model"),
+          bench::number("--ms", asked.milliseconds, 0.001, "milliseconds of a layer's forward"),
+          bench::number("--rounds", asked.rounds, 1, "steps, of which the median counts"),
+          {"--strategy", "a sharding strategy (FULL_SHARD)",
+           [&sharding](const std::string& name) {
+             const auto strategy = strategy_named(name);
+             sharding.strategy = strategy.value_or(Strategy::full_shard);
+             return strategy.has_value();
+           }},
+          bench::number("--group", sharding.group_size, 1, "ranks of a group in HYBRID_*"),
+          {"--reshard", "reshard_after_forward among so many ranks",
+           [&sharding](const std::string& given) {
+             int ranks = 0;
+             const bool good = bench::number("", ranks, 1, "").read(given);
+             if (good) sharding.reshard_after_forward = ranks;
+             return good;
+           }},
+          bench::number("--limit", sharding.limit_all_gathers, 1, "gathers ahead"),
+          {"--prefetch", "true or false (true)",
+           [&sharding](const std::string& given) {
+             sharding.forward_prefetch = given == "true";
+             sharding.backward_prefetch =
+                 sharding.forward_prefetch ? BackwardPrefetch::pre : BackwardPrefetch::none;
+             return given == "true" || given == "false";
+           }},
+          bench::text("--json", asked.json, "a file for the results")};
 }
 
 }  // namespace
@@ -269,16 +273,9 @@ bool read(Asked& asked, const std::string& option, const std::string& value) {
 int main(int argc, char** argv) {
   Asked asked;
   asked.sharding.wrap = WrapPolicy::transformer({"SleepingLayer"});
-  bool understood = argc % 2 == 1;
-  for (int i = 1; i + 1 < argc; i += 2)
-    understood = understood && read(asked, argv[i], argv[i + 1]);
-  if (!understood) {
-    fmt::print(stderr,
-               "usage: overlap_bench [--ranks N] [--layers L] [--ms M] [--rounds R]\n"
-               "         [--strategy NAME] [--group N] [--reshard N] [--limit N]\n"
-               "         [--prefetch true|false] [--json FILE]\n");
-    return 2;
-  }
+  bench::read_options(argc, argv,
+                      "What of communication a training step hides, with delays in place of links.",
+                      options_of(asked));
   try {
     const Result got = measure(asked);
     const double longer = std::max(got.computation, got.communication);

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/options.h"
 #include "engine/memory.h"
 #include "engine/random.h"
 #include "kernels/base/parallel.h"
@@ -135,12 +136,12 @@ int main(int argc, char** argv) {
   int rounds = 7;
   std::int64_t length = 256;
   std::string json_file;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string option = argv[i];
-    if (option == "--rounds") rounds = std::max(1, std::atoi(argv[i + 1]));
-    if (option == "--length") length = std::clamp<std::int64_t>(std::atoi(argv[i + 1]), 1, tokens);
-    if (option == "--json") json_file = argv[i + 1];
-  }
+  bench::read_options(argc, argv, "What recomputation costs and saves in a training step of a GPT.",
+                      {bench::number("--rounds", rounds, 1, "rounds, of which the median counts"),
+                       bench::number<std::int64_t>(
+                           "--length", length, 1, fmt::format("tokens of a sample, to {}", tokens)),
+                       bench::text("--json", json_file, "a file for the results")});
+  length = std::min<std::int64_t>(length, tokens);
   set_compute_threads(1);
   const nlohmann::json result = measure(length, rounds);
   fmt::print("forward {:.1f} ms\n", result["forward_ms"].get<double>());

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/options.h"
 #include "checkpoint/export.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/sharded_state.h"
@@ -87,32 +88,22 @@ void append(std::vector<float>& all, const Tensor& values) {
 }
 
 struct Arguments {
-  std::string folder, ids;
-  std::map<std::string, std::string> options;
+  std::string folder, ids, embeddings, states, save;
+  std::int64_t batch = 16, rounds = 0, steps = 1;
+  int threads = 1;
 
-  Arguments(int count, char** texts) {
-    std::vector<std::string> plain;
-    for (int i = 1; i < count; ++i) {
-      const std::string text = texts[i];
-      if (!text.starts_with("--")) {
-        plain.push_back(text);
-      } else if (i + 1 < count) {
-        options[text.substr(2)] = texts[++i];
-      }
-    }
-    TESSERA_CHECK(plain.size() == 2, ErrorCode::usage,
-                  "usage: sentence_encoder_bench FOLDER IDS.safetensors [--batch N] [--rounds N] "
-                  "[--threads N] [--embeddings OUT] [--states OUT] [--save FOLDER --steps N]");
-    folder = plain[0];
-    ids = plain[1];
-  }
-  [[nodiscard]] std::int64_t number(const std::string& name, std::int64_t fallback) const {
-    const auto it = options.find(name);
-    return it == options.end() ? fallback : std::stoll(it->second);
-  }
-  [[nodiscard]] std::string text(const std::string& name) const {
-    const auto it = options.find(name);
-    return it == options.end() ? std::string() : it->second;
+  Arguments(int count, char** words) {
+    read_options(
+        count, words, "Sentences that an encoder encodes and trains on in a second.",
+        {required(text("FOLDER", folder, "a folder of Sentence Transformers")),
+         required(text("IDS", ids, "safetensors: int32 `ids` [sentences, length], `lengths`")),
+         number<std::int64_t>("--batch", batch, 1, "sentences of a batch"),
+         number<std::int64_t>("--rounds", rounds, 0, "measurements; 0: none"),
+         number("--threads", threads, 1, "threads"),
+         text("--embeddings", embeddings, "a file for the embeddings"),
+         text("--states", states, "a file for the hidden states"),
+         text("--save", save, "trains first, and saves the folder here"),
+         number<std::int64_t>("--steps", steps, 0, "steps of that training")});
   }
 };
 
@@ -121,7 +112,7 @@ class Bench {
   Bench(const Arguments& arguments, Context context)
       : arguments_(arguments),
         context_(std::move(context)),
-        batches_(read_batches(arguments.ids, arguments.number("batch", 16))),
+        batches_(read_batches(arguments.ids, arguments.batch)),
         model_(models::make_sentence_encoder(arguments.folder)),
         sharded_(fully_shard(*model_, context_, {.strategy = Strategy::no_shard})) {
     checkpoint::State state = checkpoint::state_of(sharded_, nullptr, checkpoint::Direction::load);
@@ -129,21 +120,21 @@ class Bench {
   }
 
   void run() {
-    if (!arguments_.text("save").empty()) train_and_save();
+    if (!arguments_.save.empty()) train_and_save();
     write_results();
-    if (arguments_.number("rounds", 0) > 0) time();
+    if (arguments_.rounds > 0) time();
   }
 
  private:
   void write_results() {
     const NoGradGuard no_grad;
     model_->eval();
-    if (const std::string path = arguments_.text("embeddings"); !path.empty()) {
+    if (const std::string path = arguments_.embeddings; !path.empty()) {
       std::vector<float> all;
       for (const auto& batch : batches_) append(all, model_->forward(batch));
       write_rows(path, "embeddings", all, model_->dimension());
     }
-    if (const std::string path = arguments_.text("states"); !path.empty()) {
+    if (const std::string path = arguments_.states; !path.empty()) {
       std::vector<float> all;
       for (const auto& batch : batches_) {
         append(all, model_->transformer().forward(model_->transformer().rows_of(batch)));
@@ -157,7 +148,7 @@ class Bench {
 
   void train_and_save() {
     optim::AdamW optimizer(sharded_.parameters(), {.lr = 1e-3});
-    for (std::int64_t step = 0; step < arguments_.number("steps", 1); ++step) {
+    for (std::int64_t step = 0; step < arguments_.steps; ++step) {
       const auto& batch = batches_[static_cast<std::size_t>(step) % batches_.size()];
       begin_batch({static_cast<std::uint64_t>(step), 0, batch.ids.size(0)});
       loss_of(model_->forward(batch)).backward();
@@ -170,15 +161,14 @@ class Bench {
     for (const auto& [name, text] : model_->files()) options.files[name] = text;
     options.files["config.json"] = model_->config().dump(2);
     options.tensor_folders = model_->tensor_folders();
-    checkpoint::export_model(context_.communicator(), arguments_.text("save"), state.model,
-                             options);
+    checkpoint::export_model(context_.communicator(), arguments_.save, state.model, options);
   }
 
   // The fastest pass over all batches: what disturbs the machine only adds.
   template <class Body>
   double fastest(Body body) const {
     double best = 0;
-    for (std::int64_t round = 0; round < arguments_.number("rounds", 3); ++round) {
+    for (std::int64_t round = 0; round < arguments_.rounds; ++round) {
       const double start = processor_seconds();
       for (const auto& batch : batches_) body(batch);
       const double seconds = processor_seconds() - start;
@@ -210,7 +200,7 @@ class Bench {
     optimizing = processor_seconds() - start;
     const auto count = static_cast<double>(sentences);
     const nlohmann::ordered_json result = {{"threads", compute_threads()},
-                                           {"batch", arguments_.number("batch", 16)},
+                                           {"batch", arguments_.batch},
                                            {"sentences", sentences},
                                            {"encoded_per_second", count / encode},
                                            {"trained_per_second", count / train},
@@ -231,7 +221,7 @@ class Bench {
 int main(int count, char** texts) {
   try {
     const tessera::bench::Arguments arguments(count, texts);
-    tessera::set_compute_threads(static_cast<int>(arguments.number("threads", 1)));
+    tessera::set_compute_threads(arguments.threads);
     tessera::bench::Bench(arguments, tessera::init()).run();
     return 0;
   } catch (const std::exception& error) {

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "bench/options.h"
 #include "checkpoint/file.h"
 #include "tokenizers/load.h"
 
@@ -32,19 +33,20 @@ struct Options {
   std::string json;
 };
 
-Options options_of(const std::vector<std::string>& arguments) {
+Options options_of(int argc, char** argv) {
   Options options;
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i] == "--repeats" && i + 1 < arguments.size()) {
-      options.repeats = std::max(1, std::atoi(arguments[++i].c_str()));
-    } else if (arguments[i] == "--json" && i + 1 < arguments.size()) {
-      options.json = arguments[++i];
-    } else if (options.text.empty()) {
-      options.text = arguments[i];
-    } else {
-      options.tokenizers.push_back(arguments[i]);
-    }
-  }
+  tessera::bench::read_options(
+      argc, argv, "Tokens a second of a text, on one thread.",
+      {required(tessera::bench::text("TEXT", options.text, "a file, each line a text of its own")),
+       {"TOKENIZER...", "folders or files of tokenizers",
+        [&options](const std::string& name) {
+          options.tokenizers.push_back(name);
+          return true;
+        },
+        true},
+       tessera::bench::number("--repeats", options.repeats, 1,
+                              "passes after the first, of which the median counts"),
+       tessera::bench::text("--json", options.json, "a file for the results")});
   return options;
 }
 
@@ -81,12 +83,7 @@ nlohmann::json measured(const std::string& name, std::string_view text, int repe
           {"mb_per_s", megabytes / times[times.size() / 2]}};
 }
 
-int run(const std::vector<std::string>& arguments) {
-  const Options options = options_of(arguments);
-  if (options.tokenizers.empty()) {
-    fmt::print(stderr, "usage: tokenizers_bench TEXT TOKENIZER ... [--repeats N] [--json FILE]\n");
-    return 2;
-  }
+int run(const Options& options) {
   const std::string text = tessera::checkpoint::read_file(options.text, std::uint64_t{1} << 30);
   nlohmann::json rows = nlohmann::json::array();
   for (const std::string& name : options.tokenizers) {
@@ -107,7 +104,7 @@ int run(const std::vector<std::string>& arguments) {
 
 int main(int count, char** values) {
   try {
-    return run({values + 1, values + count});
+    return run(options_of(count, values));
   } catch (const std::exception& error) {
     fmt::print(stderr, "tokenizers_bench: {}\n", error.what());
     return 1;

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """What recording costs a step: the same run with log.trace and log.summary and without them, in turns, on an otherwise
 idle machine. The ratio is that of the medians of all steps after the first ten; the losses must be the same.
 
@@ -23,7 +24,9 @@ def run(given, folder, recorded):
     command = [given.tessera, "launch", "--nproc-per-node", str(given.ranks), "--", given.tessera, "train", given.recipe]
     for setting in settings:
         command += ["--set", setting]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    ended = subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if ended.returncode != 0:
+        raise SystemExit(ended.stderr.strip())
     steps = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     metrics.unlink()
     steps = [step for step in steps if "loss" in step]
@@ -31,7 +34,7 @@ def run(given, folder, recorded):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tessera")
     parser.add_argument("recipe", nargs="?", default="examples/gpt2-bytes.yaml")
     parser.add_argument("--ranks", type=int, default=2)
@@ -39,6 +42,8 @@ def main():
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--set", action="append", default=[])
     given = parser.parse_args()
+    if given.steps <= WARMUP or given.rounds < 1:
+        parser.error(f"the first {WARMUP} steps do not count: --steps from {WARMUP + 1} on, and --rounds from 1 on")
     given.tessera = os.path.abspath(given.tessera)
     times, losses = {False: [], True: []}, {}
     with tempfile.TemporaryDirectory() as folder:

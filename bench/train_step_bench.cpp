@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "bench/bare_products.h"
+#include "bench/options.h"
 #include "engine/memory.h"
 #include "engine/random.h"
 #include "kernels/base/parallel.h"
@@ -204,12 +205,15 @@ void print_step_ratio(const nlohmann::json& of, const nlohmann::json& to) {
 int main(int argc, char** argv) {
   int rounds = 9;
   std::string json_file, only;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string option = argv[i];
-    if (option == "--rounds") rounds = std::max(1, std::atoi(argv[i + 1]));
-    if (option == "--json") json_file = argv[i + 1];
-    if (option == "--dtype") only = argv[i + 1];
-  }
+  bench::read_options(argc, argv,
+                      "A training step of a GPT next to the matrix products that it cannot avoid.",
+                      {bench::number("--rounds", rounds, 1, "rounds, of which the median counts"),
+                       {"--dtype", "float32 or bfloat16; without it both",
+                        [&only](const std::string& name) {
+                          only = name;
+                          return name == name_of(float32) || name == name_of(bfloat16);
+                        }},
+                       bench::text("--json", json_file, "a file for the results")});
   set_compute_threads(1);
   nlohmann::json results = nlohmann::json::array();
   for (const DType dtype : {float32, bfloat16}) {

@@ -8,7 +8,9 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 
@@ -27,9 +29,12 @@ using Clock = std::chrono::steady_clock;
 // Far less than any collective may wait.
 constexpr milliseconds work_beat{200};
 
-// How an outcome begins.
+// How an outcome begins. A failure keeps its kind: a job that lacked memory is started again, one
+// whose checkpoint is damaged is not, and misuse is no fault of the checkpoint.
 constexpr char outcome_good = '+';
 constexpr char outcome_bad = '-';
+constexpr char outcome_no_memory = 'm';
+constexpr char outcome_misuse = '!';
 constexpr char still_at_work = '~';
 constexpr char told_before = '=';
 
@@ -43,9 +48,20 @@ struct Work {
   std::optional<std::string> outcome;
 };
 
+bool is_failure(char kind) {
+  return kind == outcome_bad || kind == outcome_no_memory || kind == outcome_misuse;
+}
+
 std::string outcome_of(const std::function<std::string()>& work) {
   try {
     return outcome_good + work();
+  } catch (const std::bad_alloc&) {
+    return std::string(1, outcome_no_memory) + "out of memory";
+  } catch (const Error& error) {
+    const bool memory = error.code() == ErrorCode::out_of_memory;
+    return std::string(1, memory ? outcome_no_memory : outcome_bad) + error.what();
+  } catch (const std::logic_error& error) {
+    return std::string(1, outcome_misuse) + error.what();
   } catch (const std::exception& error) {
     return std::string(1, outcome_bad) + error.what();
   }
@@ -136,7 +152,7 @@ class Outcomes {
     outcomes_.resize(round.size());
     for (std::size_t rank = 0; rank < round.size(); ++rank) {
       const char kind = round[rank].at(0);
-      if (kind == outcome_good || kind == outcome_bad) outcomes_[rank] = std::move(round[rank]);
+      if (kind == outcome_good || is_failure(kind)) outcomes_[rank] = std::move(round[rank]);
     }
   }
   [[nodiscard]] bool complete() const {
@@ -149,7 +165,7 @@ class Outcomes {
   void note_failures() {
     if (first_) return;
     for (std::size_t rank = 0; rank < outcomes_.size(); ++rank) {
-      if (outcomes_[rank].empty() || outcomes_[rank][0] != outcome_bad) continue;
+      if (outcomes_[rank].empty() || !is_failure(outcomes_[rank][0])) continue;
       others_ += first_ ? 1 : 0;
       if (!first_) first_ = rank;
     }
@@ -158,10 +174,15 @@ class Outcomes {
 
   std::vector<std::string> finish(std::string_view doing) {
     if (first_) {
-      const std::string more =
-          others_ == 0 ? std::string() : fmt::format(" (and {} more ranks failed)", others_);
-      fail(ErrorCode::checkpoint, "{}: rank {}: {}{}", doing, *first_, outcomes_[*first_].substr(1),
-           more);
+      const std::string more = others_ == 0 ? std::string()
+                                            : fmt::format(" (and {} more rank{} failed)", others_,
+                                                          others_ == 1 ? "" : "s");
+      const std::string& outcome = outcomes_[*first_];
+      const std::string text =
+          fmt::format("{}: rank {}: {}{}", doing, *first_, outcome.substr(1), more);
+      if (outcome[0] == outcome_misuse) misuse("{}", text);
+      fail(outcome[0] == outcome_no_memory ? ErrorCode::out_of_memory : ErrorCode::checkpoint, "{}",
+           text);
     }
     for (std::string& outcome : outcomes_) outcome.erase(0, 1);
     return std::move(outcomes_);

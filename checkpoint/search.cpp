@@ -79,7 +79,8 @@ std::string first_problem(const std::vector<std::string>& of_ranks) {
   const auto others = std::count_if(first + 1, of_ranks.end(), found);
   return fmt::format(
       "rank {}: {}{}", first - of_ranks.begin(), *first,
-      others == 0 ? std::string() : fmt::format(" (and {} more ranks failed)", others));
+      others == 0 ? std::string()
+                  : fmt::format(" (and {} more rank{} failed)", others, others == 1 ? "" : "s"));
 }
 
 // Damage is returned; what is no damage is thrown, with why nothing older is taken instead.

@@ -157,12 +157,16 @@ Saved Save::run(comm::Communicator& communicator) {
     saved.warnings = line.at("warnings").get<std::vector<std::string>>();
   } catch (const Error& error) {
     give_up(communicator, error);
+  } catch (const std::logic_error&) {  // misuse: all ranks have it, and none works any more
+    if (!busy_.load()) roll_back();
+    throw;
   }
   return saved;
 }
 
 void Save::give_up(comm::Communicator& communicator, const Error& error) {
-  if (error.code() != ErrorCode::checkpoint) {  // a rank is gone: no more exchanges
+  if (error.code() != ErrorCode::checkpoint && error.code() != ErrorCode::out_of_memory) {
+    // A rank is gone: no more exchanges.
     if (!busy_.load()) roll_back();
     throw error;
   }

@@ -15,6 +15,7 @@
 #include "cli/bytes_text.h"
 #include "cli/environment.h"
 #include "cli/plan_advice.h"
+#include "cli/printable.h"
 #include "engine/backend.h"
 #include "kernels/base/error.h"
 
@@ -142,7 +143,7 @@ std::vector<BenchRow*> BenchRun::to_measure() {
 }
 
 void BenchRun::note(const std::string& line) const {
-  fmt::print(stderr, "tessera: {}\n", line);
+  fmt::print(stderr, "tessera: {}\n", printable(line));
 }
 
 void BenchRun::give_up(BenchRow& row, const std::string& status, const std::string& reason,

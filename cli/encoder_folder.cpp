@@ -15,6 +15,7 @@
 #include "checkpoint/json.h"
 #include "checkpoint/sharded_state.h"
 #include "cli/nearest.h"
+#include "cli/printable.h"
 #include "cli/recipe_values.h"
 #include "kernels/base/error.h"
 #include "models/adapter.h"
@@ -32,7 +33,7 @@ fs::path find_model_folder(const std::string& folder, comm::Communicator& ranks)
   if (fs::exists(path / "config.json") || checkpoint::is_peft_folder(folder)) return path;
   if (const auto found = checkpoint::find_latest(ranks, path)) {
     for (const std::string& reason : found->skipped) {
-      if (ranks.rank() == 0) fmt::print(stderr, "tessera: passed over {}\n", reason);
+      if (ranks.rank() == 0) fmt::print(stderr, "tessera: passed over {}\n", printable(reason));
     }
     return found->path;
   }

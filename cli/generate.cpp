@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "checkpoint/safetensors.h"
+#include "cli/printable.h"
 #include "cli/subcommands.h"
 #include "engine/autograd.h"
 #include "engine/backend.h"
@@ -264,7 +265,7 @@ int GenerateCommand::run() {
   const models::LoadedLanguageModel loaded =
       models::load_language_model(folder, weights, where, base);
   for (const std::string& reason : loaded.skipped) {
-    fmt::print(stderr, "tessera: passed over {}\n", reason);
+    fmt::print(stderr, "tessera: passed over {}\n", printable(reason));
   }
   models::LanguageModel& model = *loaded.model;
   if (!ignore_eos) {

@@ -10,8 +10,10 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <string_view>
 
 #include "cli/bytes_text.h"
+#include "cli/printable.h"
 
 namespace tessera::cli {
 namespace {
@@ -91,8 +93,15 @@ void Progress::step(const StepMetrics& metrics) {
 
 void Progress::note(const std::string& text) {
   if (!options_.shown) return;
-  // Clears the progress line, writes, and draws it again below.
-  print(fmt::format("{}{}\n", drawn_ ? "\r\x1b[K" : "", text));
+  // Clears the progress line, writes, and draws it again below. A note may quote a file: only its
+  // line breaks are taken as they are.
+  std::string lines;
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find('\n', at), text.size());
+    lines += printable(std::string_view(text).substr(at, end - at)) + '\n';
+    at = end + 1;
+  }
+  print((drawn_ ? "\r\x1b[K" : "") + lines);
   if (drawn_) draw();
 }
 

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "cli/accelerate_config.h"
+#include "cli/printable.h"
 #include "cli/recipe.h"
 #include "cli/recipe_schema.h"
 #include "cli/subcommands.h"
@@ -28,7 +29,8 @@ struct RecipeCommand {
                   "name a recipe, or --keys to list what one may contain");
     const Recipe recipe = load_recipe(file, overrides, chosen_config_file(config_file));
     validate(recipe, world_size);
-    for (const std::string& note : recipe.notes) fmt::print(stderr, "tessera: {}\n", note);
+    for (const std::string& note : recipe.notes)
+      fmt::print(stderr, "tessera: {}\n", printable(note));
     fmt::print("{}\n", to_json(recipe).dump(2));
     return 0;
   }

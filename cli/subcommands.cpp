@@ -6,7 +6,7 @@ namespace tessera::cli {
 const std::vector<Subcommand>& subcommands() {
   static const std::vector<Subcommand> list = {
       {"train", "Train a model from a recipe", describe_train},
-      {"launch", "Start a program as N ranks on this machine", describe_launch, true},
+      {"launch", "Start a program as N ranks, on this machine or with others", describe_launch, true},
       {"plan", "Memory and traffic of a recipe on any number of ranks, by strategy", describe_plan},
       {"bench", "Compare strategies by measurement, in turns, with the plan beside it",
        describe_bench},

@@ -9,6 +9,7 @@
 #include "checkpoint/export.h"
 #include "checkpoint/file.h"
 #include "checkpoint/sharded_state.h"
+#include "cli/printable.h"
 #include "cli/recipe_task.h"
 #include "cli/restart.h"
 #include "cli/training_run.h"
@@ -108,7 +109,8 @@ std::optional<std::string> TrainingRun::resume_newest(const std::string& dir,
   const auto loaded = load_latest(context_, dir, *sharded_, *optimizer_, search, state_names());
   if (!loaded) return std::nullopt;
   const checkpoint::Found& found = loaded->found;
-  for (const std::string& reason : found.skipped) notes.push_back("passed over " + reason);
+  for (const std::string& reason : found.skipped)
+    notes.push_back("passed over " + printable(reason));
   notes.push_back(take_position(loaded->scalars, found.path));
   const std::string launch = std::move(line_.launch);
   line_ = found.line;

@@ -15,7 +15,15 @@ foreach(source IN LISTS tessera_benchmarks)
     target_link_libraries(${name} PRIVATE CUDA::cudart_static)
   endif()
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
+  list(APPEND tessera_benchmark_programs $<TARGET_FILE:${name}>)
 endforeach()
+if(TESSERA_TESTS AND NOT TESSERA_SANITIZE)
+  find_package(Python3 REQUIRED COMPONENTS Interpreter)
+  add_test(NAME consumer/benchmark_options
+           COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/tests/consumer/benchmark_options_test.py
+                   ${tessera_benchmark_programs})
+  set_tests_properties(consumer/benchmark_options PROPERTIES LABELS "consumer;quick" TIMEOUT 60)
+endif()
 
 # bench/kernels is one program on Google Benchmark, which nothing else needs.
 find_package(benchmark CONFIG QUIET)
@@ -29,7 +37,6 @@ add_executable(kernels_bench ${tessera_kernels_bench})
 target_link_libraries(kernels_bench PRIVATE tessera_bench_support tessera tessera_settings benchmark::benchmark)
 set_target_properties(kernels_bench PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
 if(TESSERA_TESTS AND NOT TESSERA_SANITIZE)
-  find_package(Python3 REQUIRED COMPONENTS Interpreter)
   # A word on every row takes a second; running each once, half a minute.
   foreach(part IN ITEMS "Names;quick" "Runs;longer")
     list(GET part 0 class)

@@ -23,9 +23,10 @@ if(tessera_library_type STREQUAL "SHARED_LIBRARY")
   set(CPACK_DEBIAN_PROGRAM_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${PROJECT_BINARY_DIR})
   string(APPEND CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS ", tessera (= ${PROJECT_VERSION})")
 else()
-  # ocl-icd-opencl-dev: oneDNN's CMake package looks for OpenCL, and libdnnl-dev does not bring it.
+  # ocl-icd-opencl-dev: oneDNN's CMake package looks for OpenCL, and libdnnl-dev does not bring it. libprotobuf-dev:
+  # the same holds for protobuf-lite and libsentencepiece-dev on Debian 13.
   string(APPEND CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS
          ", libdnnl-dev, ocl-icd-opencl-dev, libhwy-dev, libxxhash-dev, libsodium-dev, libicu-dev, "
-         "libpcre2-dev, libsentencepiece-dev, pkg-config")
+         "libpcre2-dev, libsentencepiece-dev, libprotobuf-dev, pkg-config")
 endif()
 include(CPack)

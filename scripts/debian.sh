@@ -31,5 +31,51 @@ debian_mirror() {
   [[ -n $mirror ]] && echo "$mirror"
 }
 
+# The release that this machine is not.
+other_release() {
+  local here other
+  here=$(this_release) || return 1
+  for other in "${debian_releases[@]}"; do [[ $other == "$here" ]] || break; done
+  echo "$other"
+}
+
+# The development packages of scripts/packages.txt: what a build compiles and links against.
+development_packages() { grep -E -- '-dev$' scripts/packages.txt | grep -vE '^(dpkg-dev|libclang-rt-dev)$'; }
+
+# unpack_packages RELEASE FOLDER PACKAGE...: the release's packages, with all that they depend on and nothing that they
+# merely recommend, in FOLDER, which is kept. Nothing is installed, and apt's own state is left alone. Where the packages
+# cannot be had, it prints the reason and fails.
+unpack_packages() {
+  local codename mirror folder=$2 state=$2.apt wanted
+  codename=$(codename_of "$1") || return 1
+  shift 2
+  wanted=$*
+  [[ ! -f $folder/wanted || $(<"$folder/wanted") != "$wanted" ]] || return 0
+  mirror=$(debian_mirror) || { echo "apt names no archive of $(this_release); set TESSERA_DEBIAN_MIRROR"; return 1; }
+  rm -rf "$folder.new" "$state"
+  mkdir -p "$folder.new" "$state/state/lists/partial" "$state/cache/archives/partial"
+  echo "deb $mirror $codename main" >"$state/sources.list"
+  local -a apt=(apt-get -o "Dir::State=$state/state" -o "Dir::State::status=/dev/null" -o "Dir::Cache=$state/cache"
+    -o "Dir::Etc::sourcelist=$state/sources.list" -o Dir::Etc::sourceparts=/dev/null
+    -o Dir::Etc::preferencesparts=/dev/null -o "APT::Sandbox::User=$(id -un)" -o Debug::NoLocking=true)
+  if ! { "${apt[@]}" update && "${apt[@]}" install --yes --download-only --no-install-recommends "$@"; } \
+    >"$folder.log" 2>&1 </dev/null; then
+    echo "the packages of $codename cannot be fetched: $(grep -E '^[EW]:' "$folder.log" | head -n 1)"
+    return 1
+  fi
+  local package
+  for package in "$state"/cache/archives/*.deb; do
+    dpkg-deb --show --showformat='${Package} ${Version}\n' "$package" >>"$folder.new/versions"
+    case ${package##*/} in
+      # The C library's headers and files belong to the compiler, which is this machine's.
+      libc6-dev_* | linux-libc-dev_* | libcrypt-dev_*) ;;
+      *) dpkg -x "$package" "$folder.new" ;;
+    esac
+  done
+  echo "$wanted" >"$folder.new/wanted"
+  rm -rf "$state" "$folder"
+  mv "$folder.new" "$folder"  # a folder of this name is whole
+}
+
 # What this machine has told apt of fetching (proxies, checks of dates, retries), as lines of an apt.conf.
 apt_fetching() { apt-config dump | grep '^Acquire::' | grep -Ev '^Acquire::(IndexTargets|CompressionTypes|Changelogs)'; }

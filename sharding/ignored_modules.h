@@ -16,8 +16,8 @@ class IgnoredModules {
  public:
   IgnoredModules() = default;  // none
   // Modules of these full names, and those whose full name matches the whole of a regular
-  // expression (ECMAScript's); empty: none. Error(configuration) for what means no module, for a
-  // parameter that others use as well, and where nothing is left to shard.
+  // expression (PCRE2's: engine/name_pattern.h); empty: none. Error(configuration) for what means
+  // no module, for a parameter that others use as well, and where nothing is left to shard.
   IgnoredModules(nn::Module& root, const std::vector<std::string>& names,
                  const std::string& pattern);
 

@@ -89,6 +89,11 @@ if(TESSERA_EXAMPLES)
   add_test(NAME consumer/ring_example
            COMMAND ${CMAKE_BINARY_DIR}/tessera launch --nproc-per-node 3 -- ${CMAKE_BINARY_DIR}/examples/ring)
   set_tests_properties(consumer/ring_example PROPERTIES LABELS "consumer;quick" TIMEOUT 120 PROCESSORS 2)
+  # The commands of README.md and docs/.
+  add_test(NAME consumer/pages
+           COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/consumer/pages_test.py
+                   ${PROJECT_SOURCE_DIR} ${CMAKE_BINARY_DIR})
+  set_tests_properties(consumer/pages PROPERTIES LABELS "consumer;longer" TIMEOUT 900 PROCESSORS 2)
   add_test(NAME consumer/sequence_model_example
            COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/consumer/sequence_model_test.py
                    ${CMAKE_BINARY_DIR}/tessera ${CMAKE_BINARY_DIR}/examples/sequence_model)

@@ -218,10 +218,21 @@ TEST(SaveLoad, RefusesElementsThatAreMissingOrTwice) {
                   "do not agree on the scalars"));
   EXPECT_TRUE(has(attempt([](int, State& state) { state.scalars.set("best", INFINITY); }),
                   "scalar '/best' is inf"));
-  EXPECT_TRUE(has(attempt([](int rank, State& state) {
-                    if (rank == 1) state.model[4].pieces[0].count = 1000;
-                  }),
-                  "rank 1: piece [65, +1000) is outside tensor 'bias'"));
+}
+
+TEST(SaveLoad, APieceOutsideOfItsTensorIsMisuseOnAllRanks) {
+  const TemporaryFolder folder;
+  comm::run_local(2, [&](const auto& communicator) {
+    RankState own = make_state(communicator->rank(), 2, 1, even_cut(), true);
+    if (communicator->rank() == 1) own.state.model[4].pieces[0].count = 1000;
+    try {
+      save(*communicator, folder.path(), 1, own.state, {});
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const std::logic_error& error) {
+      EXPECT_TRUE(has(error.what(), "rank 1: piece [65, +1000) is outside tensor 'bias'"));
+    }
+  });
+  EXPECT_FALSE(fs::exists(folder.path() / "step-1"));
 }
 
 TEST(SaveLoad, ExtraFilesAreKeptAndVerified) {

@@ -5,8 +5,8 @@
 //   sharding_tests comm_local_test layout_test     the tests of these two files
 //   sharding_tests --files                         the names that can be given
 //
-// GoogleTest's own options work beside them. Where TESSERA_TEST_REPORTS names a folder, the run
-// writes its report there, as <TESSERA_TEST_NAME>.xml.
+// GoogleTest's own options work beside them. A run in which no test matches fails. Where
+// TESSERA_TEST_REPORTS names a folder, the run writes its report there, as <TESSERA_TEST_NAME>.xml.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -109,5 +109,13 @@ int main(int argc, char** argv) {
     testing::UnitTest::GetInstance()->listeners().Append(
         std::make_unique<ForgetsFilter>(given).release());  // which GoogleTest then owns
   }
-  return RUN_ALL_TESTS();
+  const int status = RUN_ALL_TESTS();
+  if (GTEST_FLAG_GET(list_tests) || testing::UnitTest::GetInstance()->test_to_run_count() > 0) {
+    return status;
+  }
+  std::fprintf(stderr,
+               "%s: no test matches; --gtest_list_tests lists those there are, and a test is among "
+               "those of its own file only\n",
+               argv[0]);
+  return 2;
 }

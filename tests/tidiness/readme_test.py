@@ -26,6 +26,14 @@ def unsaid(root):
                 yield message
 
 
+def rows_without_table(prose):
+    """Lines that begin with "|" where no table is: a row that an empty line cuts off is shown as text."""
+    lines = prose.splitlines()
+    for before, line, after in zip([""] + lines, lines, lines[1:] + [""]):
+        if line.startswith("|") and not before.startswith("|") and not re.match(r"\|[ :-]+\|", after):
+            yield line
+
+
 def main():
     root = pathlib.Path(sys.argv[1])
     examples = [path.read_text(encoding="utf-8") for path in sorted((root / "examples").glob("*.cpp"))]
@@ -40,6 +48,7 @@ def main():
             if not any(block in example for example in examples):
                 faults.append(f"{name}: this block is in no program of examples/ word by word:\n{block}")
         prose = re.sub(r"```.*?```", "", text, flags=re.S)
+        faults += [f"{name}: this is no row of a table: {row}" for row in rows_without_table(prose)]
         for target in re.findall(r"\]\(([^)#]+)\)", prose):
             if "://" not in target and not (document.parent / target).exists():
                 faults.append(f"{name}: links to {target}, which is not there")

@@ -51,7 +51,7 @@ def files_of(root):
                           if name not in (".git", ".cache", "__pycache__", "fixtures", "corpus")
                           and not (top and (name.startswith("build") or name == "out")))
         for name in sorted(files):
-            if not os.path.islink(os.path.join(folder, name)):
+            if name != ".git" and not os.path.islink(os.path.join(folder, name)):  # a worktree's is a file
                 yield os.path.normpath(os.path.join(inside, name))
 
 
@@ -224,6 +224,8 @@ def check_tree(root):
             errors.append((path, 1, "not UTF-8"))
             continue
         count += 1
+        if lines and lines[0].startswith("#!") and not os.access(os.path.join(root, path), os.X_OK):
+            errors.append((path, 1, "begins with #! and may not be executed: chmod +x"))
         wrong, doubtful = check_file(root, path, lines)
         errors += [(path, *entry) for entry in wrong]
         warnings += [(path, *entry) for entry in doubtful]

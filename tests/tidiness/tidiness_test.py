@@ -41,6 +41,12 @@ class Tidiness(unittest.TestCase):
         self.write("tests/tree_tests.cmake", "add_test(NAME reader COMMAND python3 reader_test.py)\n")
         self.assertEqual(self.errors(), [])
 
+    def test_a_script_that_may_not_be_executed_is_found(self):
+        self.write("scripts/measure.py", "#!/usr/bin/env python3\n")
+        self.assert_one_error("scripts/measure.py:1:", "chmod +x")
+        os.chmod(os.path.join(self.folder.name, "scripts/measure.py"), 0o755)
+        self.assertEqual(self.errors(), [])
+
     def test_every_upward_include_is_found(self):
         floors = ("kernels", "engine", "sharding", "checkpoint", "tokenizers", "models", "tasks", "cli")
         for low, source in enumerate(floors):
