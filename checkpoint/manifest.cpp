@@ -198,9 +198,8 @@ std::string describe_instead(const std::filesystem::path& folder) {
   }
   std::int64_t newest = -1;
   for (const std::string& child : names_in_folder(folder)) {
-    if (path_exists(folder / child / manifest_name)) {
-      newest = std::max(newest, parse_step_name(child).value_or(-1));
-    }
+    const std::int64_t step = parse_step_name(child).value_or(-1);
+    if (step > newest && path_exists(folder / child / manifest_name)) newest = step;
   }
   if (newest >= 0) {
     return fmt::format("it is a folder of steps; name one of them, such as '{}'",
