@@ -2,6 +2,7 @@
 // that are neither these nor steps.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
@@ -56,10 +57,12 @@ class WeightsFrom : public ::testing::Test {
     with_new(
         3, 5,
         [&](Context& context, Classifier&, ShardedModel& model, optim::Optimizer& optimizer) {
-          EXPECT_TRUE(has(error_of([&] { (void)load(context, source, model); }),
-                          "missing model tensor 'head.weight'; missing model tensor 'head.bias'"));
-          const LoadResult result = load(context, source, model, LoadOptions{.strict = false});
-          EXPECT_EQ(result.model.missing, (std::vector<std::string>{"head.weight", "head.bias"}));
+          const std::string text = error_of([&] { (void)load(context, source, model); });
+          EXPECT_TRUE(has(text, "missing model tensor 'head.weight'"));
+          EXPECT_TRUE(has(text, "missing model tensor 'head.bias'"));
+          LoadResult result = load(context, source, model, LoadOptions{.strict = false});
+          std::sort(result.model.missing.begin(), result.model.missing.end());
+          EXPECT_EQ(result.model.missing, (std::vector<std::string>{"head.bias", "head.weight"}));
           (void)load(context, source, model, LoadOptions{.model = is_trunk});
           EXPECT_TRUE(has(error_of([&] {
                             (void)load(context, source, model, optimizer,
