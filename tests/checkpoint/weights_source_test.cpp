@@ -103,10 +103,10 @@ TEST_F(WeightsFrom, OneFile) {
 TEST_F(WeightsFrom, OtherNamesByAFunctionThatHoldsSomething) {
   write("model.safetensors");
   std::vector<float> bias(7);
-  std::vector<LogicalTensor> tensors{
+  std::vector<LogicalTensor> wanted{
       {"in.bias", DType::float32, {7}, {{0, 7, reinterpret_cast<std::byte*>(bias.data())}}}};
   const std::string prefix = "trunk.";
-  load_hugging_face(path(), tensors, {"trunk.in.weight", "trunk.norm.weight", "trunk.norm.bias"},
+  load_hugging_face(path(), wanted, {"trunk.in.weight", "trunk.norm.weight", "trunk.norm.bias"},
                     [&](const std::string& name) { return std::vector{prefix + name}; });
   EXPECT_EQ(bias, values_.at("trunk.in.bias"));
 }
