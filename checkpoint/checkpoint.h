@@ -37,6 +37,15 @@ namespace checkpoint {
 // What a parameter is called in a checkpoint, by its own name and whether it is trained; an empty
 // name: the checkpoint does not have it. No function: everything, under its own name.
 using StateNames = std::function<std::string(const std::string& name, bool trained)>;
+
+// Whether what has this name in the checkpoint takes part. No function: everything does.
+using NameFilter = std::function<bool(const std::string& name)>;
+
+// Names in the checkpoint that one side alone has.
+struct Mismatch {
+  std::vector<std::string> missing;     // wanted and not stored: it keeps the value that it had
+  std::vector<std::string> unexpected;  // stored and not wanted
+};
 }  // namespace checkpoint
 
 struct SaveOptions {
@@ -82,6 +91,20 @@ struct Saved {
 Saved save(comm::Communicator& communicator, const std::string& dir, std::int64_t step,
            const State& state, const SaveOptions& options);
 
+// Which tensors a load is about. What a filter leaves out is neither wanted nor unexpected.
+struct Selection {
+  bool strict = true;  // missing and unexpected tensors are errors
+  NameFilter model = {};
+  NameFilter optimizer = {};  // by the names of the parameters whose state it is
+  // How the error of what does not fit ends.
+  std::string way_out = "use the configuration it was saved with";
+};
+
+// What did not match, of a load that is not strict.
+struct Fit {
+  Mismatch model, optimizer;
+};
+
 struct Found {
   std::string path;  // a committed step folder
   std::int64_t step = 0;
@@ -90,6 +113,7 @@ struct Found {
   // could not be read at all.
   std::vector<std::string> skipped;
   std::vector<std::string> others;  // a line for each other run that has steps in DIR
+  Fit fit = {};                     // of load_latest
 };
 
 enum class LoadParts : std::uint8_t {
@@ -121,23 +145,24 @@ Scalars read_scalars(const std::string& step_folder);
 
 // Collective. Fills the pieces of `state` (names, shapes and pieces given; scalars are filled) from
 // a step folder of any world size and either type. Missing, unexpected and mis-shaped tensors are
-// one Error(checkpoint) that lists them. Bytes that are read are verified.
-void load(comm::Communicator& communicator, const std::string& step_folder, State& state,
-          LoadParts parts = LoadParts::everything);
+// one Error(checkpoint) that lists them; of what is missing and unexpected, a selection that is not
+// strict gives the lists instead. Bytes that are read are verified.
+Fit load(comm::Communicator& communicator, const std::string& step_folder, State& state,
+         LoadParts parts = LoadParts::everything, const Selection& selection = {});
 
 // find_latest and load in one, reading every byte once: what turns out to be damaged while it is
 // loaded is passed over, and the next older step is loaded over it. What does not fit is an Error
 // and no reason to fall back.
 std::optional<Found> load_latest(comm::Communicator& communicator, const std::string& dir,
                                  State& state, LoadParts parts = LoadParts::everything,
-                                 const Search& search = {});
+                                 const Search& search = {}, const Selection& selection = {});
 
 // The same with a state that is asked for, once, when there is a step to load, and not where there
 // is none: an optimizer's takes memory.
 std::optional<Found> load_latest(comm::Communicator& communicator, const std::string& dir,
                                  const std::function<State&()>& state,
-                                 LoadParts parts = LoadParts::everything,
-                                 const Search& search = {});
+                                 LoadParts parts = LoadParts::everything, const Search& search = {},
+                                 const Selection& selection = {});
 
 // Where the saves of a run that begins now belong, and what it should be told of the folder.
 struct Start {
@@ -153,11 +178,13 @@ Start start_line(comm::Communicator& communicator, const std::string& dir,
 // everything else for itself.
 bool matches_name(std::string_view pattern, std::string_view name);
 
-// Fills pieces from a plain Hugging Face folder (model.safetensors, or numbered files + index).
-// `rename` maps a logical name to the names it may have in the files, tried in order. Unexpected
-// names that match none of `ignored` (matches_name()) are errors.
-void load_hugging_face(const std::string& folder, std::vector<LogicalTensor>& tensors,
-                       const std::vector<std::string>& ignored,
-                       std::vector<std::string> (*rename)(const std::string& name));
+// The names that a tensor may have in a file, by its name in the state; they are tried in order.
+using Aliases = std::function<std::vector<std::string>(const std::string& name)>;
+
+// Fills pieces from a plain Hugging Face folder (model.safetensors, or numbered files + index) or
+// from one .safetensors file. Each rank calls it by itself. Without `rename` names are as they are.
+// Unexpected names that match none of `ignored` (matches_name()) are errors.
+void load_hugging_face(const std::string& source, std::vector<LogicalTensor>& tensors,
+                       const std::vector<std::string>& ignored, const Aliases& rename = {});
 
 }  // namespace tessera::checkpoint

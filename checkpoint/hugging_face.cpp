@@ -11,6 +11,8 @@
 #include <set>
 #include <utility>
 
+#include "checkpoint/commit.h"
+#include "checkpoint/file.h"
 #include "checkpoint/json.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
@@ -115,6 +117,27 @@ HuggingFaceFolder open_hugging_face(const fs::path& folder) {
     open_indexed(folder, opened);
   }
   return opened;
+}
+
+HuggingFaceFolder open_weights(const fs::path& source) {
+  std::error_code error;
+  if (!fs::is_regular_file(source, error)) return open_hugging_face(source);
+  TESSERA_CHECK(source.extension() == ".safetensors", ErrorCode::checkpoint,
+                "'{}' is no .safetensors file; tessera convert reads other formats",
+                source.string());
+  HuggingFaceFolder opened;
+  opened.add(source);
+  return opened;
+}
+
+bool has_weights_alone(const fs::path& source) {
+  std::error_code error;
+  if (fs::is_regular_file(source, error)) return true;
+  if (path_exists(source / manifest_name)) return false;
+  const std::string name = (source / "").parent_path().filename();
+  const bool of_a_step = parse_step_name(name.substr(0, name.find('.'))).has_value();
+  return !of_a_step &&
+         (path_exists(source / hugging_face_file) || path_exists(source / hugging_face_index));
 }
 
 }  // namespace tessera::checkpoint

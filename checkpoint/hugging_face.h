@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/state.h"
 
@@ -30,11 +31,16 @@ struct HuggingFaceFolder {
 // The index is believed only as far as the files bear it out.
 HuggingFaceFolder open_hugging_face(const std::filesystem::path& folder);
 
+// The same, or one .safetensors file.
+HuggingFaceFolder open_weights(const std::filesystem::path& source);
+// Whether it is a file, or a folder of this kind that is no step: one without a manifest that has
+// the name of a step, or of a step in progress, is an unfinished or damaged save.
+bool has_weights_alone(const std::filesystem::path& source);
+
 // What load_hugging_face() does with an opened folder; `message` makes the error of what does not
 // fit.
 void fill_from(const HuggingFaceFolder& opened, std::vector<LogicalTensor>& tensors,
-               const std::vector<std::string>& ignored,
-               const std::function<std::vector<std::string>(const std::string& name)>& rename,
+               const std::vector<std::string>& ignored, const Aliases& rename,
                const std::function<std::string(const std::string& problems)>& message);
 
 }  // namespace tessera::checkpoint

@@ -7,6 +7,8 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/failure.h"
 #include "checkpoint/hugging_face.h"
+#include "checkpoint/load_pieces.h"
+#include "checkpoint/match.h"
 #include "checkpoint/transfer.h"
 #include "kernels/base/error.h"
 
@@ -19,7 +21,7 @@ std::string list_names(const std::vector<std::string>& names) {
                            : fmt::format("any of '{}'", fmt::join(names, "', '"));
 }
 
-void read_pieces(LogicalTensor& tensor, const SafetensorsFile& file, const TensorEntry& entry,
+void read_pieces(const LogicalTensor& tensor, const SafetensorsFile& file, const TensorEntry& entry,
                  Staging& staging) {
   const DType stored = *entry.stored->dtype;
   for (const Piece& piece : tensor.pieces) {
@@ -50,19 +52,40 @@ bool matches_name(std::string_view pattern, std::string_view name) {
   return at == name.size();
 }
 
-void load_hugging_face(const std::string& folder, std::vector<LogicalTensor>& tensors,
-                       const std::vector<std::string>& ignored,
-                       std::vector<std::string> (*rename)(const std::string& name)) {
-  fill_from(open_hugging_face(folder), tensors, ignored, rename, [&](const std::string& problems) {
+void load_hugging_face(const std::string& source, std::vector<LogicalTensor>& tensors,
+                       const std::vector<std::string>& ignored, const Aliases& rename) {
+  fill_from(open_weights(source), tensors, ignored, rename, [&](const std::string& problems) {
     return fmt::format(
-        "the weights in '{}' do not fit the model: {}; check the folder's config.json", folder,
+        "the weights in '{}' do not fit the model: {}; check the folder's config.json", source,
         problems);
   });
 }
 
+LoadedPieces load_weights(const std::string& source, State& state, LoadParts parts,
+                          const Selection& selection) {
+  TESSERA_CHECK(parts == LoadParts::model_only, ErrorCode::checkpoint,
+                "'{}' has weights and no optimizer's state; load it without the optimizer, which "
+                "then begins anew",
+                source);
+  const HuggingFaceFolder opened = open_weights(source);
+  Catalogue stored;
+  for (const auto& [name, place] : opened.tensors) {
+    stored[name] = {place.second->stored, place.second->shape, {}};
+  }
+  std::vector<std::string> problems;
+  Matched matched =
+      match(state.model, stored, "model", selection.strict, selection.model, problems);
+  refuse_misfit(problems, selection);
+  Staging staging;
+  for (const LogicalTensor* tensor : matched.tensors) {
+    const auto& [file, entry] = opened.tensors.at(tensor->name);
+    read_pieces(*tensor, *file, *entry, staging);
+  }
+  return {Scalars(), {std::move(matched.mismatch), {}}};
+}
+
 void fill_from(const HuggingFaceFolder& opened, std::vector<LogicalTensor>& tensors,
-               const std::vector<std::string>& ignored,
-               const std::function<std::vector<std::string>(const std::string& name)>& rename,
+               const std::vector<std::string>& ignored, const Aliases& rename,
                const std::function<std::string(const std::string& problems)>& message) {
   std::vector<std::string> problems;
   std::vector<std::pair<const SafetensorsFile*, const TensorEntry*>> sources;

@@ -7,7 +7,19 @@
 
 namespace tessera::checkpoint {
 
-// Fills this rank's pieces and returns the scalars. Misfit, SystemFailure, or damage.
-Scalars load_pieces(const std::string& step_folder, State& state, LoadParts parts);
+struct LoadedPieces {
+  Scalars scalars;
+  Fit fit;
+};
+
+// Fills this rank's pieces from a step. Misfit, SystemFailure, or damage.
+LoadedPieces load_pieces(const std::string& step_folder, State& state, LoadParts parts,
+                         const Selection& selection);
+// The same from a plain Hugging Face folder or one .safetensors file, which have weights alone.
+LoadedPieces load_weights(const std::string& source, State& state, LoadParts parts,
+                          const Selection& selection);
+// Collective, from any of these. A folder that has the name of a step and no manifest is none.
+LoadedPieces load_together(comm::Communicator& communicator, const std::string& source,
+                           State& state, LoadParts parts, const Selection& selection);
 
 }  // namespace tessera::checkpoint

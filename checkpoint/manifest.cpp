@@ -8,7 +8,9 @@
 #include <set>
 #include <utility>
 
+#include "checkpoint/commit.h"
 #include "checkpoint/file.h"
+#include "checkpoint/hugging_face.h"
 #include "checkpoint/json.h"
 #include "checkpoint/scalars_json.h"
 #include "kernels/base/error.h"
@@ -184,6 +186,33 @@ Manifest from_json(const json& in) {
   return manifest;
 }
 
+// What a folder without a manifest is, and what to do about it.
+std::string describe_instead(const std::filesystem::path& folder) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (!fs::exists(folder, error)) return "there is no such folder";
+  if (!fs::is_directory(folder, error)) return "it is a file";
+  const std::string name = (folder / "").parent_path().filename();
+  if (parse_step_name(name.substr(0, name.find('.')))) {
+    return "its save did not finish, or it is damaged; take another step";
+  }
+  std::int64_t newest = -1;
+  for (const std::string& child : names_in_folder(folder)) {
+    const std::int64_t step = parse_step_name(child).value_or(-1);
+    if (step > newest && path_exists(folder / child / manifest_name)) newest = step;
+  }
+  if (newest >= 0) {
+    return fmt::format("it is a folder of steps; name one of them, such as '{}'",
+                       (folder / step_name(newest)).string());
+  }
+  for (const char* weights : {hugging_face_file, hugging_face_index}) {
+    if (!path_exists(folder / weights)) continue;
+    return "it is a Hugging Face folder, with weights alone; load them without an optimizer "
+           "(ts::load, or model.pretrained in a recipe)";
+  }
+  return fmt::format("it holds neither steps nor {}", hugging_face_file);
+}
+
 }  // namespace
 
 const FileRecord& Manifest::file(const std::string& name) const {
@@ -242,8 +271,8 @@ Manifest parse_manifest(std::string_view text, const std::string& source) {
 Manifest read_manifest(const std::filesystem::path& step_folder) {
   const std::filesystem::path path = step_folder / manifest_name;
   TESSERA_CHECK(path_exists(path), ErrorCode::checkpoint,
-                "'{}' has no {}: it is not a committed checkpoint", step_folder.string(),
-                manifest_name);
+                "'{}' has no {}: it is not a committed checkpoint; {}", step_folder.string(),
+                manifest_name, describe_instead(step_folder));
   return parse_manifest(read_file(path, manifest_limit), path.string());
 }
 

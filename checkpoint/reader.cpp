@@ -6,8 +6,10 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/collective.h"
 #include "checkpoint/failure.h"
+#include "checkpoint/hugging_face.h"
 #include "checkpoint/load_pieces.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/match.h"
 #include "checkpoint/source.h"
 #include "checkpoint/transfer.h"
 #include "kernels/base/error.h"
@@ -31,51 +33,10 @@ struct PlannedRead {
 };
 using ReadsByFile = std::map<std::string, std::vector<PlannedRead>>;
 
-// Another model altogether, or an adapter where a whole model is wanted: what a list of all names
-// would say in a thousand words.
-bool has_nothing_in_common(const std::vector<LogicalTensor>& wanted, const Catalogue& stored) {
-  constexpr std::size_t few = 3;
-  return wanted.size() > few && stored.size() > few &&
-         std::none_of(wanted.begin(), wanted.end(),
-                      [&](const LogicalTensor& tensor) { return stored.contains(tensor.name); });
-}
-
-// Says what does not fit between what is wanted and what is there.
-void compare(const std::vector<LogicalTensor>& wanted, const Catalogue& stored,
-             std::string_view section, std::vector<std::string>& problems) {
-  if (has_nothing_in_common(wanted, stored)) {
-    problems.push_back(fmt::format("none of its {} {} tensors ('{}') is one of the {} here ('{}')",
-                                   stored.size(), section, stored.begin()->first, wanted.size(),
-                                   wanted.front().name));
-    return;
-  }
-  std::map<std::string, const LogicalTensor*> names;
-  for (const LogicalTensor& tensor : wanted) {
-    names.emplace(tensor.name, &tensor);
-    const auto it = stored.find(tensor.name);
-    if (it == stored.end()) {
-      problems.push_back(fmt::format("missing {} tensor '{}'", section, tensor.name));
-      continue;
-    }
-    const StoredTensor& found = it->second;
-    if (found.shape != tensor.shape) {
-      problems.push_back(fmt::format("{} tensor '{}' has shape {}, wanted {}", section, tensor.name,
-                                     describe_shape(found.shape), describe_shape(tensor.shape)));
-    } else if (!found.stored->dtype || !can_convert(*found.stored->dtype, tensor.dtype)) {
-      problems.push_back(fmt::format("{} tensor '{}' is {}, wanted {}", section, tensor.name,
-                                     found.stored->name, name_of(tensor.dtype)));
-    }
-  }
-  for (const auto& [name, tensor] : stored) {
-    if (!names.contains(name)) {
-      problems.push_back(fmt::format("unexpected {} tensor '{}'", section, name));
-    }
-  }
-}
-
-void plan_reads(const std::vector<LogicalTensor>& wanted, const Catalogue& stored,
+void plan_reads(const std::vector<const LogicalTensor*>& wanted, const Catalogue& stored,
                 ReadsByFile& reads) {
-  for (const LogicalTensor& tensor : wanted) {
+  for (const LogicalTensor* each : wanted) {
+    const LogicalTensor& tensor = *each;
     const StoredTensor& found = stored.at(tensor.name);
     const std::int64_t elements = element_count(tensor.shape, tensor.name);
     for (const Piece& piece : tensor.pieces) {
@@ -172,7 +133,8 @@ void execute(const fs::path& folder, const Manifest& manifest, ReadsByFile& read
 
 }  // namespace
 
-Scalars load_pieces(const std::string& step_folder, State& state, LoadParts parts) {
+LoadedPieces load_pieces(const std::string& step_folder, State& state, LoadParts parts,
+                         const Selection& selection) {
   const fs::path folder = step_folder;
   const Manifest manifest = read_manifest(folder);
   const bool with_optimizer = parts == LoadParts::everything;
@@ -180,28 +142,47 @@ Scalars load_pieces(const std::string& step_folder, State& state, LoadParts part
   const Catalogue optimizer =
       with_optimizer ? read_catalogue(folder, manifest, manifest.optimizer) : Catalogue();
   std::vector<std::string> problems;
-  compare(state.model, model, "model", problems);
-  if (with_optimizer) compare(state.optimizer, optimizer, "optimizer", problems);
-  if (!problems.empty()) {
-    throw Misfit(fmt::format(
-        "the checkpoint does not fit this run: {}; use the configuration it was saved with",
-        join_some(problems)));
+  Matched of_model =
+      match(state.model, model, "model", selection.strict, selection.model, problems);
+  Matched of_optimizer;
+  if (with_optimizer) {
+    NameFilter by_parameter;
+    if (selection.optimizer) {
+      by_parameter = [&](const std::string& name) {
+        return selection.optimizer(parameter_of_state(name));
+      };
+    }
+    of_optimizer =
+        match(state.optimizer, optimizer, "optimizer", selection.strict, by_parameter, problems);
   }
+  refuse_misfit(problems, selection);
   ReadsByFile reads;
-  plan_reads(state.model, model, reads);
-  if (with_optimizer) plan_reads(state.optimizer, optimizer, reads);
+  plan_reads(of_model.tensors, model, reads);
+  plan_reads(of_optimizer.tensors, optimizer, reads);
   execute(folder, manifest, reads);
-  return manifest.scalars;
+  return {manifest.scalars, {std::move(of_model.mismatch), std::move(of_optimizer.mismatch)}};
 }
 
-void load(comm::Communicator& communicator, const std::string& step_folder, State& state,
-          LoadParts parts) {
-  Scalars scalars;
-  together(communicator, fmt::format("loading '{}'", step_folder), [&] {
-    scalars = load_pieces(step_folder, state, parts);
+LoadedPieces load_together(comm::Communicator& communicator, const std::string& source,
+                           State& state, LoadParts parts, const Selection& selection) {
+  LoadedPieces loaded;
+  together(communicator, fmt::format("loading '{}'", source), [&] {
+    loaded = has_weights_alone(source) ? load_weights(source, state, parts, selection)
+                                       : load_pieces(source, state, parts, selection);
     return std::string();
   });
-  state.scalars = std::move(scalars);
+  return loaded;
+}
+
+Fit load(comm::Communicator& communicator, const std::string& step_folder, State& state,
+         LoadParts parts, const Selection& selection) {
+  LoadedPieces loaded;
+  together(communicator, fmt::format("loading '{}'", step_folder), [&] {
+    loaded = load_pieces(step_folder, state, parts, selection);
+    return std::string();
+  });
+  state.scalars = std::move(loaded.scalars);
+  return std::move(loaded.fit);
 }
 
 Scalars read_scalars(const std::string& step_folder) {

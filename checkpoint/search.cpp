@@ -181,20 +181,23 @@ std::optional<Found> find_latest(comm::Communicator& communicator, const std::st
 }
 
 std::optional<Found> load_latest(comm::Communicator& communicator, const std::string& dir,
-                                 State& state, LoadParts parts, const Search& search) {
+                                 State& state, LoadParts parts, const Search& search,
+                                 const Selection& selection) {
   return load_latest(
-      communicator, dir, [&state]() -> State& { return state; }, parts, search);
+      communicator, dir, [&state]() -> State& { return state; }, parts, search, selection);
 }
 
 std::optional<Found> load_latest(comm::Communicator& communicator, const std::string& dir,
                                  const std::function<State&()>& state, LoadParts parts,
-                                 const Search& search) {
+                                 const Search& search, const Selection& selection) {
   State* made = nullptr;
-  Scalars scalars;
+  LoadedPieces loaded;
   auto found = walk(
       communicator, dir, search, [&] { made = &state(); },
-      [&](const std::string& path) { scalars = load_pieces(path, *made, parts); });
-  if (found) made->scalars = std::move(scalars);
+      [&](const std::string& path) { loaded = load_pieces(path, *made, parts, selection); });
+  if (!found) return found;
+  made->scalars = std::move(loaded.scalars);
+  found->fit = std::move(loaded.fit);
   return found;
 }
 

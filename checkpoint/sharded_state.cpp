@@ -1,6 +1,11 @@
 // Logical tensors from shards.
 #include "checkpoint/sharded_state.h"
 
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "checkpoint/load_pieces.h"
 #include "checkpoint/scalars_json.h"
 #include "kernels/base/error.h"
 
@@ -67,26 +72,79 @@ void check_groups(const nlohmann::json& values, const std::string& step_folder,
       step_folder, saved.dump(), own.dump());
 }
 
+// Whether the state of the parameter that is called `saved` in the checkpoint was loaded: all of
+// it, or none.
+bool state_was_loaded(const std::string& saved, const optim::Optimizer& optimizer,
+                      const std::string& step_folder, const LoadOptions& options, const Fit& fit) {
+  if (options.optimizer && !options.optimizer(saved)) return false;
+  std::string missing, loaded;
+  for (const std::string& name : optimizer.state_names()) {
+    const std::string tensor = saved + "." + name;
+    const auto& absent = fit.optimizer.missing;
+    const bool is_missing = std::find(absent.begin(), absent.end(), tensor) != absent.end();
+    (is_missing ? missing : loaded) = tensor;
+  }
+  TESSERA_CHECK(missing.empty() || loaded.empty(), ErrorCode::checkpoint,
+                "{}: it has the optimizer's tensor '{}' and not '{}'; another optimizer wrote it, "
+                "load the model without the optimizer",
+                step_folder, loaded, missing);
+  return missing.empty();
+}
+
 void take_step_counts(const Scalars& scalars, const std::string& step_folder,
-                      optim::Optimizer& optimizer, const StateNames& names) {
+                      optim::Optimizer& optimizer, const LoadOptions& options, const Fit& fit) {
   const nlohmann::json& values = json_of(scalars);
-  check_groups(values, step_folder, optimizer);
+  if (options.strict && !options.optimizer) check_groups(values, step_folder, optimizer);
   const auto found = values.find(step_counts_key);
   TESSERA_CHECK(
       found != values.end() && found->is_object(), ErrorCode::checkpoint,
       "{}: the manifest's scalars have no {}; the checkpoint was not written by tessera::save",
       step_folder, step_counts_key);
-  std::vector<std::int64_t> steps;
-  for (const auto& parameter : optimizer.parameters()) {
-    if (name_in_state(names, parameter.name, parameter.tensor).empty()) {
-      steps.push_back(0);
-      continue;
-    }
-    TESSERA_CHECK(found->contains(parameter.name), ErrorCode::checkpoint,
-                  "{}: no optimizer step count for {}", step_folder, parameter.name);
-    steps.push_back(found->at(parameter.name).get<std::int64_t>());
+  std::vector<std::int64_t> steps = optimizer.step_counts();
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const nn::NamedParameter& parameter = optimizer.parameters()[i];
+    const std::string saved = name_in_state(options.names, parameter.name, parameter.tensor);
+    if (!parameter.tensor.requires_grad() || saved.empty()) continue;
+    if (!state_was_loaded(saved, optimizer, step_folder, options, fit)) continue;
+    // Older steps have counts under the names that parameters had in the program that saved.
+    const auto count = found->contains(saved) ? found->find(saved) : found->find(parameter.name);
+    // Of an optimizer without state, a new parameter is known by its missing count alone.
+    if (count == found->end() && !options.strict && optimizer.state_names().empty()) continue;
+    TESSERA_CHECK(count != found->end() && count->is_number_integer(), ErrorCode::checkpoint,
+                  "{}: no optimizer step count for {}", step_folder, saved);
+    steps[i] = count->get<std::int64_t>();
   }
   optimizer.set_step_counts(std::move(steps));
+}
+
+Selection selection_of(const LoadOptions& options) {
+  return {options.strict, options.model, options.optimizer,
+          "make the model as it was saved, or load a part: ts::LoadOptions has strict = false and "
+          "filters by name"};
+}
+
+// Of each of the model's parameters its place in the optimizer, which may have less of them.
+std::vector<std::optional<std::size_t>> places_in(const optim::Optimizer& optimizer,
+                                                  const std::vector<ShardedParameter>& parameters) {
+  std::map<const void*, std::size_t> place_of;
+  for (std::size_t i = 0; i < optimizer.parameters().size(); ++i) {
+    place_of[optimizer.parameters()[i].tensor.impl().get()] = i;
+  }
+  std::vector<std::optional<std::size_t>> places;
+  for (const ShardedParameter& parameter : parameters) {
+    const auto found = place_of.find(parameter.local.impl().get());
+    places.emplace_back();
+    if (found == place_of.end()) continue;
+    places.back() = found->second;
+    place_of.erase(found);
+  }
+  TESSERA_REQUIRE(
+      place_of.empty(),
+      "the optimizer has {}, which is no parameter of this ShardedModel; make it from the "
+      "parameters() of this one, after fully_shard(). An optimizer of two models cannot be saved "
+      "or loaded: give each its own, or shard one module that has both as children",
+      optimizer.parameters()[place_of.begin()->second].name);
+  return places;
 }
 
 }  // namespace
@@ -103,23 +161,14 @@ State state_of(const ShardedModel& model, optim::Optimizer* optimizer, Direction
     state.model.push_back(logical(name, parameter, parameter.local, direction));
   }
   if (optimizer == nullptr) return state;
-  // The ignored ones come last, and an optimizer may leave them out.
-  const std::size_t trained = optimizer->parameters().size();
-  TESSERA_REQUIRE(trained == parameters.size() ||
-                      trained == parameters.size() - model.ignored_parameters().size(),
-                  "the optimizer has {} parameters, the model {}; make it from model.parameters()",
-                  trained, parameters.size());
-  for (std::size_t i = 0; i < trained; ++i) {
-    TESSERA_REQUIRE(
-        optimizer->parameters()[i].name == parameters[i].name,
-        "the optimizer's parameter {} is {}, the model's {}; make it from model.parameters()", i,
-        optimizer->parameters()[i].name, parameters[i].name);
-    if (!parameters[i].local.requires_grad()) continue;
+  const auto places = places_in(*optimizer, parameters);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (!places[i] || !parameters[i].local.requires_grad()) continue;
     const std::string saved = name_in_state(names, parameters[i].name, parameters[i].local);
     if (saved.empty()) continue;
     for (const std::string& name : optimizer->state_names()) {
-      state.optimizer.push_back(
-          logical(saved + "." + name, parameters[i], optimizer->state(i, name), direction));
+      state.optimizer.push_back(logical(saved + "." + name, parameters[i],
+                                        optimizer->state(*places[i], name), direction));
     }
   }
   return state;
@@ -144,9 +193,9 @@ checkpoint::State state_to_save(const ShardedModel& model, optim::Optimizer& opt
   const auto steps = optimizer.step_counts();
   for (std::size_t i = 0; i < steps.size(); ++i) {
     const nn::NamedParameter& parameter = optimizer.parameters()[i];
-    if (!checkpoint::name_in_state(options.names, parameter.name, parameter.tensor).empty()) {
-      counts[parameter.name] = steps[i];
-    }
+    const std::string name =
+        checkpoint::name_in_state(options.names, parameter.name, parameter.tensor);
+    if (!name.empty()) counts[name] = steps[i];
   }
   return state;
 }
@@ -158,19 +207,33 @@ checkpoint::Saved save(const Context& context, const std::string& folder, const 
                           state_to_save(model, optimizer, options), options);
 }
 
-Scalars load(const Context& context, const std::string& step_folder, const ShardedModel& model,
-             optim::Optimizer& optimizer, const checkpoint::StateNames& names) {
-  checkpoint::State state = checkpoint::state_of(model, &optimizer, Direction::load, names);
-  checkpoint::load(context.communicator(), step_folder, state);
-  checkpoint::take_step_counts(state.scalars, step_folder, optimizer, names);
-  return state.scalars;
+LoadResult load(const Context& context, const std::string& step_folder, const ShardedModel& model,
+                optim::Optimizer& optimizer, const LoadOptions& options) {
+  checkpoint::State state = checkpoint::state_of(model, &optimizer, Direction::load, options.names);
+  checkpoint::LoadedPieces loaded = checkpoint::load_together(
+      context.communicator(), step_folder, state, checkpoint::LoadParts::everything,
+      checkpoint::selection_of(options));
+  checkpoint::take_step_counts(loaded.scalars, step_folder, optimizer, options, loaded.fit);
+  return {std::move(loaded.scalars), std::move(loaded.fit.model), std::move(loaded.fit.optimizer)};
+}
+
+LoadResult load(const Context& context, const std::string& source, const ShardedModel& model,
+                const LoadOptions& options) {
+  checkpoint::State state = checkpoint::state_of(model, nullptr, Direction::load, options.names);
+  checkpoint::LoadedPieces loaded = checkpoint::load_together(context.communicator(), source, state,
+                                                              checkpoint::LoadParts::model_only,
+                                                              checkpoint::selection_of(options));
+  return {std::move(loaded.scalars), std::move(loaded.fit.model), {}};
 }
 
 Scalars load(const Context& context, const std::string& step_folder, const ShardedModel& model,
+             optim::Optimizer& optimizer, const checkpoint::StateNames& names) {
+  return load(context, step_folder, model, optimizer, LoadOptions{.names = names}).scalars;
+}
+
+Scalars load(const Context& context, const std::string& source, const ShardedModel& model,
              const checkpoint::StateNames& names) {
-  checkpoint::State state = checkpoint::state_of(model, nullptr, Direction::load, names);
-  checkpoint::load(context.communicator(), step_folder, state, checkpoint::LoadParts::model_only);
-  return state.scalars;
+  return load(context, source, model, LoadOptions{.names = names}).scalars;
 }
 
 std::optional<checkpoint::Found> latest(const Context& context, const std::string& folder,
@@ -180,18 +243,25 @@ std::optional<checkpoint::Found> latest(const Context& context, const std::strin
 
 std::optional<Loaded> load_latest(const Context& context, const std::string& folder,
                                   const ShardedModel& model, optim::Optimizer& optimizer,
-                                  const checkpoint::Search& search,
-                                  const checkpoint::StateNames& names) {
+                                  const LoadOptions& options, const checkpoint::Search& search) {
   std::optional<checkpoint::State> state;
   auto found = checkpoint::load_latest(
       context.communicator(), folder,
       [&]() -> checkpoint::State& {
-        return state.emplace(checkpoint::state_of(model, &optimizer, Direction::load, names));
+        return state.emplace(
+            checkpoint::state_of(model, &optimizer, Direction::load, options.names));
       },
-      checkpoint::LoadParts::everything, search);
+      checkpoint::LoadParts::everything, search, checkpoint::selection_of(options));
   if (!found) return std::nullopt;
-  checkpoint::take_step_counts(state->scalars, found->path, optimizer, names);
+  checkpoint::take_step_counts(state->scalars, found->path, optimizer, options, found->fit);
   return Loaded{std::move(*found), state->scalars};
+}
+
+std::optional<Loaded> load_latest(const Context& context, const std::string& folder,
+                                  const ShardedModel& model, optim::Optimizer& optimizer,
+                                  const checkpoint::Search& search,
+                                  const checkpoint::StateNames& names) {
+  return load_latest(context, folder, model, optimizer, LoadOptions{.names = names}, search);
 }
 
 }  // namespace tessera

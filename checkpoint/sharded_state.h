@@ -12,10 +12,9 @@
 
 namespace tessera::checkpoint {
 
-// The logical tensors of a model and, unless null, of its optimizer (made from model.parameters()),
-// with the pieces that this rank writes (every element once over all ranks) or reads (all that it
-// holds). Pieces point into the model's and optimizer's memory or, of
-// what is offloaded, into its files.
+// The logical tensors of a model and, unless null, of its optimizer, with the pieces that this rank
+// writes (every element once over all ranks) or reads (all that it holds). Pieces point into the
+// model's and optimizer's memory or, of what is offloaded, into its files.
 enum class Direction : std::uint8_t { save, load };
 State state_of(const ShardedModel& model, optim::Optimizer* optimizer, Direction direction,
                const StateNames& names = {});
@@ -39,15 +38,40 @@ Scalars load(const Context& context, const std::string& step_folder, const Shard
              optim::Optimizer& optimizer, const checkpoint::StateNames& names = {});
 
 // Collective. The weights alone, to evaluate or to train anew: the optimizer's files are not read.
-Scalars load(const Context& context, const std::string& step_folder, const ShardedModel& model,
+// `source` is a step folder, a plain Hugging Face folder (model.safetensors, or numbered files with
+// an index) or one .safetensors file; the last two have no scalars.
+Scalars load(const Context& context, const std::string& source, const ShardedModel& model,
              const checkpoint::StateNames& names = {});
+
+// A load of a part. What is not loaded keeps the value that it has: a new head its first values, a
+// parameter of the optimizer its state and its count of steps.
+struct LoadOptions {
+  // False: tensors that one side alone has are listed in the result instead of being an error.
+  // Other shapes stay one, and so does a load that would fill nothing.
+  bool strict = true;
+  // What a parameter is called in the checkpoint; an empty name: it is not loaded.
+  checkpoint::StateNames names = {};
+  // By the parameters' names in the checkpoint: whose weights, and whose optimizer's state, the
+  // load is about. All others on either side are passed over. With a filter of the optimizer, or
+  // without `strict`, the optimizer's groups may be others than those of the run that saved.
+  checkpoint::NameFilter model = {};
+  checkpoint::NameFilter optimizer = {};
+};
+struct LoadResult {
+  Scalars scalars;
+  checkpoint::Mismatch model, optimizer;  // where the load was not strict
+};
+LoadResult load(const Context& context, const std::string& step_folder, const ShardedModel& model,
+                optim::Optimizer& optimizer, const LoadOptions& options);
+LoadResult load(const Context& context, const std::string& source, const ShardedModel& model,
+                const LoadOptions& options);
 
 // Collective. The newest step of a folder that is whole: checkpoint::find_latest.
 std::optional<checkpoint::Found> latest(const Context& context, const std::string& folder,
                                         const checkpoint::Search& search = {});
 
 struct Loaded {
-  checkpoint::Found found;
+  checkpoint::Found found;  // `fit` says what did not match, where the load was not strict
   Scalars scalars;
 };
 // Collective. latest() and load() in one, which reads every byte once: what turns out to be damaged
@@ -56,5 +80,10 @@ std::optional<Loaded> load_latest(const Context& context, const std::string& fol
                                   const ShardedModel& model, optim::Optimizer& optimizer,
                                   const checkpoint::Search& search = {},
                                   const checkpoint::StateNames& names = {});
+
+std::optional<Loaded> load_latest(const Context& context, const std::string& folder,
+                                  const ShardedModel& model, optim::Optimizer& optimizer,
+                                  const LoadOptions& options,
+                                  const checkpoint::Search& search = {});
 
 }  // namespace tessera

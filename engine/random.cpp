@@ -1,6 +1,8 @@
 // The thread's generator state.
 #include "engine/random.h"
 
+#include "kernels/base/error.h"
+
 namespace tessera {
 namespace {
 
@@ -12,8 +14,10 @@ constexpr int dropouts_per_step_bits = 16;
 }  // namespace
 
 void manual_seed(std::uint64_t seed) {
+  const std::int64_t part = generator.part;  // not the seed's: it stays
   generator = {};
   generator.seed = seed;
+  generator.part = part;
 }
 
 std::uint64_t current_seed() {
@@ -26,11 +30,24 @@ std::uint64_t next_parameter_stream() {
 
 void begin_batch(const BatchPosition& position) {
   generator.position = position;
+  generator.has_position = true;
   generator.dropouts = 0;
 }
 
-const BatchPosition& batch_position() {
-  return generator.position;
+void set_batch_part(std::int64_t part) {
+  TESSERA_REQUIRE(part >= 0, "there is no part {} of a batch", part);
+  generator.part = part;
+}
+
+std::int64_t first_element_drawn(std::int64_t count, std::int64_t rows) {
+  if (count == 0) return 0;
+  const bool known = generator.has_position && generator.position.samples > 0;
+  const std::int64_t samples = known ? generator.position.samples : rows;
+  TESSERA_REQUIRE(samples > 0 && count % samples == 0,
+                  "dropout: {} elements do not divide over {} samples", count, samples);
+  const std::int64_t first_sample =
+      generator.has_position ? generator.position.first_sample : generator.part * samples;
+  return first_sample * (count / samples);
 }
 
 kernels::RandomKey next_dropout_key() {

@@ -17,8 +17,12 @@ std::uint64_t current_seed();
 std::uint64_t next_parameter_stream();
 
 // What the samples of the present forward are: `first_sample` is the global number of row 0 of the
-// batch, `samples` the rows of this rank, `step` any number that differs between forwards. Without
-// it, every forward counts as a new step from sample 0.
+// batch, `samples` the rows of this rank, `step` any number that differs between forwards.
+//
+// Without it, every draw has a number of its own, and this thread's batch counts as one of equally
+// large ones, the part that set_batch_part() names: row 0 of n rows is sample part * n. ts::init
+// and ts::launch make the part the rank, so ranks that read their own data draw different masks:
+// those that one rank draws for all rows, rank after rank.
 struct BatchPosition {
   std::uint64_t step = 0;
   std::int64_t first_sample = 0;
@@ -26,7 +30,12 @@ struct BatchPosition {
   friend bool operator==(const BatchPosition&, const BatchPosition&) = default;
 };
 void begin_batch(const BatchPosition& position);
-const BatchPosition& batch_position();
+void set_batch_part(std::int64_t part);
+
+// The global number of the first of `count` elements that an op draws for, the same number of them
+// for each sample of this thread's batch. `rows` is the number of samples where begin_batch() did
+// not say it.
+std::int64_t first_element_drawn(std::int64_t count, std::int64_t rows);
 
 // The key of the next dropout of this forward.
 kernels::RandomKey next_dropout_key();
@@ -38,6 +47,8 @@ struct GeneratorState {
   std::uint64_t parameters = 0;  // drawn since the seed
   std::uint64_t dropouts = 0;    // drawn in this forward
   BatchPosition position;
+  bool has_position = false;  // begin_batch() gave one since the seed
+  std::int64_t part = 0;      // which holds where it gave none
   friend bool operator==(const GeneratorState&, const GeneratorState&) = default;
 };
 const GeneratorState& generator_state();

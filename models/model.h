@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
@@ -16,7 +17,7 @@ namespace tessera::models {
 // How a folder that transformers saved may name a model's tensors.
 struct HuggingFaceNames {
   // The names that a parameter may have in a file, the most usual first.
-  std::vector<std::string> (*aliases)(const std::string& name);
+  std::function<std::vector<std::string>(const std::string& name)> aliases;
   // Tensors in a file that are not parameters (masks, frequencies, the copy of a tied head); a '#'
   // stands for digits (checkpoint::matches_name).
   std::vector<std::string> ignored;

@@ -1,12 +1,16 @@
 // Context over a communicator.
 #include "sharding/context.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <cstring>
 
 #include "engine/backend.h"
+#include "engine/ops.h"
+#include "engine/random.h"
 #include "kernels/base/error.h"
-#include "sharding/row_gathering.h"
+#include "sharding/tensor_collectives.h"
 
 namespace tessera {
 namespace {
@@ -30,10 +34,20 @@ constexpr comm::Tag metrics_tag{0, 0, comm::Phase::metrics};
 Context::Context(comm::World world, std::shared_ptr<comm::Communicator> communicator)
     : world_(std::move(world)),
       communicator_(std::move(communicator)),
-      row_gathering_(std::make_shared<RowGathering>(communicator_)) {}
+      collectives_(std::make_shared<TensorCollectives>(communicator_)) {}
 
 Tensor Context::all_gather(const Tensor& rows) const {
-  return row_gathering_->gather(rows);
+  return collectives_->gather(rows);
+}
+
+Tensor Context::all_reduce(const Tensor& x) const {
+  return collectives_->all_reduce(x, 1.0f);
+}
+
+Tensor Context::mean(const Tensor& x) const {
+  // A factor that fp64's sums are multiplied by has to have its precision.
+  if (x.dtype() == float64) return all_reduce(x) * (1.0 / world_size());
+  return collectives_->all_reduce(x, 1.0f / static_cast<float>(world_size()));
 }
 
 data::TensorLoader Context::prepare(const data::TensorLoader& loader) const {
@@ -41,23 +55,39 @@ data::TensorLoader Context::prepare(const data::TensorLoader& loader) const {
 }
 
 Tensor Context::gather_for_metrics(const Tensor& values, const data::TensorLoader& loader) const {
+  return gather_for_metrics(values, loader.real_samples());
+}
+
+Tensor Context::gather_for_metrics(const Tensor& values, std::int64_t samples) const {
   TESSERA_REQUIRE(values.dimensions() > 0,
                   "gather_for_metrics of a scalar: give one value a sample");
-  const std::int64_t rows = loader.real_samples();
   TESSERA_REQUIRE(
-      values.size(0) >= rows,
+      samples >= 0 && values.size(0) >= samples,
       "gather_for_metrics of {} rows for a batch of {} samples: give one value a sample",
-      values.size(0), rows);
+      values.size(0), samples);
+  std::vector<std::int64_t> sizes(values.shape().sizes().begin(), values.shape().sizes().end());
+  sizes[0] = 1;
+  const std::string row = fmt::format("{} {}", name_of(values.dtype()), Shape(sizes).to_string());
   const std::size_t row_bytes =
-      values.size(0) == 0 ? 0 : values.bytes() / static_cast<std::size_t>(values.size(0));
+      static_cast<std::size_t>(Shape(sizes).elements()) * size_of(values.dtype());
   const Device device = values.device();
-  std::string mine(static_cast<std::size_t>(rows) * row_bytes, '\0');
+  std::string mine(static_cast<std::size_t>(samples) * row_bytes, '\0');
   if (!mine.empty()) current_queue(device).copy_to_host(mine.data(), values.data(), mine.size());
+  sizes[0] = 0;
   std::string all;
-  for (const std::string& part : communicator_->exchange(mine, metrics_tag)) all += part;
-  Shape shape = values.shape();
-  shape[0] = row_bytes == 0 ? 0 : static_cast<std::int64_t>(all.size() / row_bytes);
-  Tensor result = Tensor::empty(shape, values.dtype(), device);
+  const std::vector<std::string> parts =
+      communicator_->exchange(fmt::format("{}\n{}\n", row, samples) + mine, metrics_tag);
+  for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+    const std::size_t end_of_row = parts[rank].find('\n');
+    const std::size_t end_of_header = parts[rank].find('\n', end_of_row + 1);
+    TESSERA_REQUIRE(parts[rank].compare(0, end_of_row, row) == 0,
+                    "gather_for_metrics: a row of rank {} is {}, of rank {} {}; give rows of one "
+                    "shape and dtype on all ranks",
+                    rank, parts[rank].substr(0, end_of_row), this->rank(), row);
+    sizes[0] += std::stoll(parts[rank].substr(end_of_row + 1, end_of_header - end_of_row - 1));
+    all.append(parts[rank], end_of_header + 1);
+  }
+  Tensor result = Tensor::empty(Shape(sizes), values.dtype(), device);
   if (!all.empty()) current_queue(device).copy_from_host(result.data(), all.data(), all.size());
   return result;
 }
@@ -91,6 +121,7 @@ Context init(Device device, const comm::ConnectOptions& options) {
   backend_of(device.type).bind_thread(device);
   auto communicator = comm::connect(world, on_device);
   set_default_device(device);
+  set_batch_part(world.rank);
   return {world, std::move(communicator)};
 }
 
@@ -100,6 +131,7 @@ void launch(int ranks, const std::function<void(Context&)>& fn, Device device) {
     world.rank = world.local_rank = communicator->rank();
     world.size = world.local_size = communicator->size();
     Context context(world, communicator);
+    set_batch_part(world.rank);
     fn(context);
   };
   comm::run_local(ranks, run_rank, {.device = device});

@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-class RowGathering;
+class TensorCollectives;
 
 // Copies share the world. Collective calls must be made by every rank in the same order.
 class Context {
@@ -36,6 +36,9 @@ class Context {
   // that `loader` gave last. The result is on their device.
   [[nodiscard]] Tensor gather_for_metrics(const Tensor& values,
                                           const data::TensorLoader& loader) const;
+  // The same of a loop that has its data from elsewhere: the first `samples` rows of each rank,
+  // which may be another number on each of them, 0 too.
+  [[nodiscard]] Tensor gather_for_metrics(const Tensor& values, std::int64_t samples) const;
 
   // Every rank's rows one after the other, in rank order: [n, ...] of each becomes [world * n, ...]
   // on all. Collective; the rows have one shape and dtype on all ranks, on device(). Autograd
@@ -43,6 +46,14 @@ class Context {
   // on each of them. Losses of gathered rows are thus averaged over the ranks like any other loss.
   // With one rank it is `rows` itself.
   [[nodiscard]] Tensor all_gather(const Tensor& rows) const;
+
+  // Element by element, the sum of the ranks' tensors and their mean, on all of them: of one shape
+  // and floating dtype everywhere, on device(). Collective. Sums have the order and the precision
+  // of gradients' (fp32 for 16 bits), so every rank gets the same bits. Autograd follows: the
+  // gradient of a rank's tensor is the sum (for mean(): the mean) of those that the result has on
+  // all ranks. With one rank it is `x` itself.
+  [[nodiscard]] Tensor all_reduce(const Tensor& x) const;
+  [[nodiscard]] Tensor mean(const Tensor& x) const;
 
   // Collective, in rank order, so every rank gets the same bits.
   [[nodiscard]] double sum(double value) const;
@@ -53,7 +64,7 @@ class Context {
  private:
   comm::World world_;
   std::shared_ptr<comm::Communicator> communicator_;
-  std::shared_ptr<RowGathering> row_gathering_;
+  std::shared_ptr<TensorCollectives> collectives_;
 };
 
 // The world that the environment describes (torchrun's variables); one rank when it describes none.

@@ -86,6 +86,10 @@ if(TESSERA_EXAMPLES)
   add_test(NAME consumer/adversarial_example
            COMMAND ${CMAKE_BINARY_DIR}/tessera launch --nproc-per-node 2 -- ${CMAKE_BINARY_DIR}/examples/adversarial)
   set_tests_properties(consumer/adversarial_example PROPERTIES LABELS "consumer;quick" TIMEOUT 120 PROCESSORS 2)
+  add_test(NAME consumer/partial_load_example
+           COMMAND ${CMAKE_BINARY_DIR}/tessera launch --nproc-per-node 2 -- ${CMAKE_BINARY_DIR}/examples/partial_load
+                   ${CMAKE_BINARY_DIR}/partial-load)
+  set_tests_properties(consumer/partial_load_example PROPERTIES LABELS "consumer;quick" TIMEOUT 120 PROCESSORS 2)
   add_test(NAME consumer/ring_example
            COMMAND ${CMAKE_BINARY_DIR}/tessera launch --nproc-per-node 3 -- ${CMAKE_BINARY_DIR}/examples/ring)
   set_tests_properties(consumer/ring_example PROPERTIES LABELS "consumer;quick" TIMEOUT 120 PROCESSORS 2)

@@ -41,7 +41,7 @@ kernels::AttentionShape attention_shape(const AttentionOptions& options, std::in
   shape.dropout = static_cast<float>(options.dropout);
   if (shape.dropout > 0) {
     shape.key = next_dropout_key();
-    shape.first_sample = batch_position().first_sample;
+    shape.first_sample = first_element_drawn(batch, batch);
   }
   shape.dtype = dtype;
   return shape;

@@ -47,11 +47,7 @@ Tensor dropout(const Tensor& x, double p) {
   if (p == 0) return x;
   TESSERA_REQUIRE(x.dimensions() > 0, "dropout of a scalar");
   // Rows of the batch may have been merged with other dimensions: count elements per sample.
-  const BatchPosition& position = batch_position();
-  const std::int64_t samples = position.samples > 0 ? position.samples : x.size(0);
-  TESSERA_REQUIRE(samples > 0 && x.elements() % samples == 0,
-                  "dropout: {} elements do not divide over {} samples", x.elements(), samples);
-  const std::int64_t first = position.first_sample * (x.elements() / samples);
+  const std::int64_t first = first_element_drawn(x.elements(), x.size(0));
   const auto key = next_dropout_key();
   const auto run = [=, p = static_cast<float>(p)](const Tensor& in, const Tensor& out) {
     TESSERA_LAUNCH(

@@ -32,15 +32,6 @@ void check_sequences(const char* op, const Tensor& x, const Sequences& sequences
                   sequences.capacity);
 }
 
-// The number of this batch's first sequence among all ranks', which keys random draws.
-std::int64_t first_sequence(std::int64_t count) {
-  const BatchPosition& position = batch_position();
-  if (position.samples <= 0) return position.first_sample;
-  TESSERA_REQUIRE(count % position.samples == 0,
-                  "dropout: {} sequences do not divide over {} samples", count, position.samples);
-  return position.first_sample * (count / position.samples);
-}
-
 struct Attention {
   Tensor q, k, v, bias;
   Sequences sequences;
@@ -87,7 +78,7 @@ Attention describe(const Tensor& q, const Tensor& k, const Tensor& v, const Sequ
   shape.dtype = q.dtype();
   if (options.dropout > 0) {
     shape.key = next_dropout_key();
-    shape.first_sequence = first_sequence(shape.sequences);
+    shape.first_sequence = first_element_drawn(shape.sequences, shape.sequences);
   }
   return {q, k, v, bias, sequences, shape};
 }
@@ -132,7 +123,8 @@ Tensor sequence_dropout(const Tensor& x, double p, const Sequences& sequences) {
   TESSERA_REQUIRE(p >= 0 && p < 1, "dropout: probability {} is not in [0, 1)", p);
   if (p == 0) return x;
   check_sequences("sequence_dropout", x, sequences);
-  const std::int64_t first = first_sequence(sequences.count()) * sequences.capacity;
+  const std::int64_t first =
+      first_element_drawn(sequences.count(), sequences.count()) * sequences.capacity;
   const auto key = next_dropout_key();
   const auto run = [=, slots = sequences.slots, p = static_cast<float>(p)](const Tensor& in,
                                                                            const Tensor& out) {

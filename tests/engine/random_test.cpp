@@ -84,6 +84,67 @@ TEST(Random, WithoutABatchPositionEveryDropoutDraws) {
   EXPECT_NE(dropout(x, 0.5).to_vector(), dropout(x, 0.5).to_vector());
 }
 
+// A loop that reads its own data and gives no position: the parts of a batch, one for each rank,
+// draw what the whole draws, and so each something else.
+TEST(Random, WithoutABatchPositionAPartDrawsItsRowsOfTheWhole) {
+  const auto draw = [](std::int64_t part, std::int64_t rows) {
+    manual_seed(4);
+    set_batch_part(part);
+    manual_seed(7);  // changes no part
+    std::vector<Numbers> drawn;
+    drawn.push_back(dropout(Tensor::full({rows, 5, 3}, 1), 0.5).to_vector());
+    drawn.push_back(dropout(Tensor::full({rows * 5, 3}, 1), 0.5).to_vector());
+    // All values are 1: the sum of what is kept of the probabilities.
+    drawn.push_back(
+        packed_attention(Tensor::full({rows, 9, 6}, 1), {.heads = 2, .dropout = 0.4}).to_vector());
+    std::vector<std::int32_t> starts, slots;
+    for (std::int32_t i = 0; i < rows; ++i) {
+      starts.push_back(3 * i);
+      for (std::int32_t t = 0; t < 3; ++t) slots.push_back(4 * i + t);
+    }
+    const Sequences sequences{
+        Tensor::from(starts, {rows}),
+        Tensor::from(std::vector<std::int32_t>(static_cast<std::size_t>(rows), 3), {rows}),
+        Tensor::from(slots, {3 * rows}), 3, 4};
+    drawn.push_back(sequence_dropout(Tensor::full({3 * rows, 8}, 1), 0.5, sequences).to_vector());
+    set_batch_part(0);
+    return drawn;
+  };
+  const auto whole = draw(0, 6);
+  for (std::size_t op = 0; op < whole.size(); ++op) {
+    Numbers parts;
+    for (std::int64_t part = 0; part < 3; ++part) {
+      const Numbers mine = draw(part, 2)[op];
+      parts.insert(parts.end(), mine.begin(), mine.end());
+    }
+    EXPECT_EQ(parts, whole[op]) << op;
+    EXPECT_NE(draw(1, 2)[op], draw(0, 2)[op]) << op;
+  }
+  EXPECT_THROW(set_batch_part(-1), std::logic_error);
+}
+
+TEST(Random, ABatchPositionCountsForEveryPart) {
+  const auto draw = [](std::int64_t part) {
+    manual_seed(4);
+    set_batch_part(part);
+    begin_batch({.step = 1, .first_sample = 2, .samples = 2});
+    const Numbers drawn = dropout(Tensor::full({2, 50}, 1), 0.5).to_vector();
+    set_batch_part(0);
+    return drawn;
+  };
+  EXPECT_EQ(draw(0), draw(3));
+}
+
+// Several windows of each sample: those of one rank's are not those of the next one's.
+TEST(Random, AttentionOfWindowsDoesNotDependOnHowABatchIsSplitOverRanks) {
+  manual_seed(4);
+  expect_independent_of_the_split(
+      [](const Tensor& x) {
+        return packed_attention(reshape(x, {x.size(0) * 3, 7, 12}), {.heads = 2, .dropout = 0.4});
+      },
+      {3, 7, 12});
+}
+
 TEST(Random, AShardOfAParameterIsInitialisedAsThePartOfTheWhole) {
   for (const DType dtype : {float32, bfloat16, float64}) {
     for (const Initializer& kind : {nn::normal(0.5, 2), nn::uniform(-3, 1), nn::constant(4)}) {

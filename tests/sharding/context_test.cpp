@@ -102,6 +102,54 @@ TEST(Context, GatherForMetricsRefusesScalars) {
   });
 }
 
+// Of loops that have no loader: as many rows as each rank says, none too, in rank order.
+TEST(Context, GatherForMetricsOfANumberOfSamples) {
+  for (const int world : {1, 2, 4}) {
+    launch(world, [&](Context& context) {
+      for (const DType dtype : {float32, int64, bfloat16}) {
+        const int rank = context.rank();
+        const std::int64_t samples = rank == 1 ? 0 : rank + 1;
+        const Tensor values = dtype == int64
+                                  ? Tensor::from(std::vector<std::int64_t>(10, rank), {5, 2})
+                                  : Tensor::full({5, 2}, rank, dtype);
+        const Tensor all = context.gather_for_metrics(values, samples);
+        std::vector<double> expected;
+        for (int from = 0; from < world; ++from) {
+          expected.insert(expected.end(), from == 1 ? 0 : 2 * (from + 1), from);
+        }
+        EXPECT_EQ(all.to_vector(), expected);
+        EXPECT_EQ(all.shape(), (Shape{static_cast<std::int64_t>(expected.size()) / 2, 2}));
+        EXPECT_EQ(all.dtype(), dtype);
+        // A rank may have no rows at all.
+        const Tensor own = rank == 1 ? Tensor::empty({0, 2}, dtype) : values;
+        EXPECT_EQ(context.gather_for_metrics(own, samples).to_vector(), expected);
+      }
+      EXPECT_THROW((void)context.gather_for_metrics(Tensor::full({2}, 1), 3), std::logic_error);
+      EXPECT_THROW((void)context.gather_for_metrics(Tensor::full({2}, 1), -1), std::logic_error);
+    });
+  }
+}
+
+// As many bytes of something else would be taken for this.
+TEST(Context, GatherForMetricsRefusesOtherRows) {
+  for (const bool other_dtype : {true, false}) {
+    launch(2, [&](Context& context) {
+      const bool odd = context.rank() == 1;
+      const Tensor values = other_dtype ? Tensor::full({2, 2}, 1, odd ? float64 : float32)
+                                        : Tensor::full(odd ? Shape{4, 1} : Shape{2, 2}, 1);
+      try {
+        (void)context.gather_for_metrics(values, values.size(0));
+        ADD_FAILURE() << "no exception";
+      } catch (const std::logic_error& error) {
+        const std::string text = error.what();
+        EXPECT_NE(text.find(other_dtype ? "float64 [1, 2]" : "float32 [1, 1]"), std::string::npos)
+            << text;
+        EXPECT_NE(text.find("of rank 1"), std::string::npos) << text;
+      }
+    });
+  }
+}
+
 // The ranks together see what one rank of the larger batch sees.
 TEST(Context, PrepareDealsSamplesOut) {
   std::mutex mutex;
@@ -159,6 +207,29 @@ TEST(Context, EachPreparedEpochHasItsOwnOrderAndMasks) {
   for (const auto& of_rank : by_rank) {
     for (int epoch = 1; epoch < epochs; ++epoch) EXPECT_NE(of_rank[epoch], of_rank[0]);
     EXPECT_NE(of_rank[1], of_rank[2]);
+  }
+}
+
+// A loop that reads its own data, with no loader and no position: ranks draw masks of their own,
+// those that one rank draws for the whole batch.
+TEST(Context, RanksDrawTheirOwnMasksWithoutALoader) {
+  constexpr int ranks = 3;
+  std::vector<std::vector<std::vector<double>>> by_rank(ranks);
+  launch(ranks, [&](Context& context) {
+    manual_seed(5);
+    for (int step = 0; step < 2; ++step) {
+      by_rank[static_cast<std::size_t>(context.rank())].push_back(
+          dropout(Tensor::full({2, 20}, 1), 0.5).to_vector());
+    }
+  });
+  manual_seed(5);
+  for (std::size_t step = 0; step < 2; ++step) {
+    std::vector<double> together;
+    for (const auto& mine : by_rank) {
+      together.insert(together.end(), mine[step].begin(), mine[step].end());
+    }
+    EXPECT_EQ(together, dropout(Tensor::full({2 * ranks, 20}, 1), 0.5).to_vector());
+    EXPECT_NE(by_rank[0][step], by_rank[1][step]);
   }
 }
 

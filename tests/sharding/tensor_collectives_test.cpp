@@ -1,5 +1,5 @@
-// Context::all_gather: rows of all ranks in rank order, gradients summed over the ranks in the
-// fixed tree, and the same from every strategy, backend and plan.
+// Context::all_gather, all_reduce and mean: rows of all ranks in rank order, tensors and gradients
+// summed over the ranks in the fixed tree, and the same from every strategy, backend and plan.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -45,7 +45,7 @@ Tensor rows_of(int rank, std::int64_t rows, std::int64_t columns, DType dtype,
   return cast(Tensor::from(numbers, shape), dtype);
 }
 
-TEST(RowGathering, RowsOfAllRanksInRankOrder) {
+TEST(TensorCollectives, RowsOfAllRanksInRankOrder) {
   for (const int world : {1, 2, 3, 5}) {
     for (const DType dtype : {float32, float64, bfloat16, float16, int32, int64, DType::uint8}) {
       launch(world, [&](Context& context) {
@@ -67,7 +67,7 @@ TEST(RowGathering, RowsOfAllRanksInRankOrder) {
 }
 
 // More shapes than have memory at a time, in turns; no rows at all.
-TEST(RowGathering, ShapesChange) {
+TEST(TensorCollectives, ShapesChange) {
   launch(3, [](Context& context) {
     for (int round = 0; round < 3; ++round) {
       for (std::int64_t rows = 0; rows < 7; ++rows) {
@@ -82,7 +82,7 @@ TEST(RowGathering, ShapesChange) {
 }
 
 // What every rank's gradient of all rows has to add up to, written down once more.
-TEST(RowGathering, GradientsAreTheTreesSums) {
+TEST(TensorCollectives, GradientsAreTheTreesSums) {
   for (const int world : {1, 2, 3, 5, 6}) {
     launch(world, [&](Context& context) {
       Tensor mine = rows_of(context.rank(), 2, 3, float32);
@@ -102,7 +102,7 @@ TEST(RowGathering, GradientsAreTheTreesSums) {
   }
 }
 
-TEST(RowGathering, GradientsOf16BitRowsAreSummedIn32) {
+TEST(TensorCollectives, GradientsOf16BitRowsAreSummedIn32) {
   launch(4, [](Context& context) {
     Tensor mine = rows_of(context.rank(), 1, 1, bfloat16);
     mine.set_requires_grad(true);
@@ -114,7 +114,7 @@ TEST(RowGathering, GradientsOf16BitRowsAreSummedIn32) {
 }
 
 // Each rank's loss has every rank's rows in it: the gradient of all losses together.
-TEST(RowGathering, GradientCheck) {
+TEST(TensorCollectives, GradientCheck) {
   for (const int world : {2, 3}) {
     launch(world, [&](Context& context) {
       Tensor mine = testing::leaf({2, 3}, static_cast<unsigned>(context.rank()));
@@ -147,7 +147,7 @@ TEST(RowGathering, GradientCheck) {
   }
 }
 
-TEST(RowGathering, TwiceInOneGraphAndAgainInBackward) {
+TEST(TensorCollectives, TwiceInOneGraphAndAgainInBackward) {
   launch(3, [](Context& context) {
     const auto gradient = [&](bool again) {
       Tensor mine = rows_of(context.rank(), 2, 4, float32);
@@ -164,7 +164,7 @@ TEST(RowGathering, TwiceInOneGraphAndAgainInBackward) {
 }
 
 // A module whose loss goes by way of gathered rows has the same bits under every strategy.
-TEST(RowGathering, EveryStrategyHasTheSameBits) {
+TEST(TensorCollectives, EveryStrategyHasTheSameBits) {
   for (const int world : {2, 3, 4}) {
     std::vector<Numbers> gradients;
     for (const ShardingOptions& options : testing::all_strategies(world)) {
@@ -188,7 +188,7 @@ std::string failure_of(int world, const std::function<void(Context&)>& program) 
   return testing::message_of<std::exception>([&] { launch(world, program); });
 }
 
-TEST(RowGathering, RanksWithDifferentRowsAreTold) {
+TEST(TensorCollectives, RanksWithDifferentRowsAreTold) {
   const std::string rows = failure_of(2, [](Context& context) {
     (void)context.all_gather(rows_of(0, context.rank() == 0 ? 3 : 2, 4, float32));
   });
@@ -209,13 +209,13 @@ TEST(RowGathering, RanksWithDifferentRowsAreTold) {
   EXPECT_NE(alone.find("barrier"), std::string::npos) << alone;
 }
 
-TEST(RowGathering, ScalarsAreRefused) {
+TEST(TensorCollectives, ScalarsAreRefused) {
   launch(2, [](Context& context) {
     EXPECT_THROW((void)context.all_gather(Tensor::scalar(1)), std::logic_error);
   });
 }
 
-TEST(RowGathering, ProcessesHaveTheBitsOfThreads) {
+TEST(TensorCollectives, ProcessesHaveTheBitsOfThreads) {
   constexpr int ranks = 3;
   const auto gradient = [](const Context& context) {
     Tensor mine = rows_of(context.rank(), 4, 8, float32);
@@ -240,8 +240,95 @@ TEST(RowGathering, ProcessesHaveTheBitsOfThreads) {
   }
 }
 
+// Element by element in the fixed tree: the bits of gradients' sums.
+TEST(TensorCollectives, SumsAndMeansAreTheTrees) {
+  for (const int world : {1, 2, 3, 5, 6}) {
+    launch(world, [&](Context& context) {
+      const Tensor mine = rows_of(context.rank(), 3, 5, float32);
+      const Numbers sums = context.all_reduce(mine).to_vector();
+      const Numbers means = context.mean(mine).to_vector();
+      for (std::size_t i = 0; i < sums.size(); ++i) {
+        std::vector<float> of_ranks;
+        for (int rank = 0; rank < world; ++rank) {
+          of_ranks.push_back(static_cast<float>(rows_of(rank, 3, 5, float32).to_vector()[i]));
+        }
+        const float sum = comm::cases::tree(of_ranks, 0, of_ranks.size());
+        EXPECT_EQ(sums[i], static_cast<double>(sum));
+        EXPECT_EQ(means[i], static_cast<double>(sum * (1.0f / static_cast<float>(world))));
+      }
+    });
+  }
+}
+
+TEST(TensorCollectives, SumsOfEveryDtypeAndShape) {
+  launch(3, [](Context& context) {
+    const double own = context.rank() == 0 ? 256 : 1;
+    EXPECT_EQ(context.all_reduce(Tensor::full({2}, own, bfloat16)).to_vector(),
+              Numbers(2, 258));  // a bf16 sum of 256 + 1 + 1 would stay 256
+    EXPECT_EQ(context.mean(Tensor::full({2}, 40000, float16)).to_vector(), Numbers(2, 40000));
+    // fp64 to its last digit, with a factor that fp32 has not.
+    EXPECT_EQ(context.mean(Tensor::full({2}, own, float64)).to_vector(),
+              Numbers(2, 258 * (1.0 / 3)));
+    EXPECT_EQ(context.all_reduce(Tensor::scalar(2)).item(), 6);
+    EXPECT_EQ(context.all_reduce(Tensor::empty({0, 3})).shape(), (Shape{0, 3}));
+    for (std::int64_t rows = 1; rows < 7; ++rows) {
+      EXPECT_EQ(context.all_reduce(Tensor::full({rows}, 1)).to_vector(),
+                Numbers(static_cast<std::size_t>(rows), 3));
+    }
+    EXPECT_THROW((void)context.all_reduce(Tensor::from(std::vector<std::int64_t>{1}, {1})),
+                 std::logic_error);
+  });
+}
+
+// All losses together, as all_gather and a sum of the rows have it.
+TEST(TensorCollectives, GradientsOfSumsAreThoseOfGatheredRows) {
+  for (const int world : {2, 3, 5}) {
+    launch(world, [&](Context& context) {
+      const auto gradient = [&](bool gathers) {
+        Tensor x = rows_of(context.rank(), 1, 6, float32);
+        x.set_requires_grad(true);
+        const Tensor y = x * 2.0;
+        Tensor sums;
+        if (gathers) {
+          const Tensor ones = Tensor::full({1, world}, 1);
+          sums = matmul(ones, context.all_gather(y));
+        } else {
+          sums = context.all_reduce(y);
+        }
+        sum(square(sums) * rows_of(context.rank(), 1, 6, float32, 7)).backward();
+        return x.grad().to_vector();
+      };
+      const Numbers gathered = gradient(true), reduced = gradient(false);
+      for (std::size_t i = 0; i < gathered.size(); ++i) {
+        EXPECT_NEAR(reduced[i], gathered[i], 1e-5 * (1 + std::abs(gathered[i])));
+      }
+    });
+  }
+}
+
+TEST(TensorCollectives, GradientsOfMeansAreMeans) {
+  launch(2, [](Context& context) {
+    for (const DType dtype : {float32, float64}) {
+      Tensor x = Tensor::full({3}, 1, dtype);
+      x.set_requires_grad(true);
+      const double own = context.rank() == 0 ? 3 : 5;
+      // Twice in one graph: gradients accumulate.
+      sum((context.mean(x) + context.mean(x * 2.0)) * own).backward();
+      EXPECT_EQ(x.grad().to_vector(), Numbers(3, 3 * 4));
+    }
+  });
+}
+
+TEST(TensorCollectives, RanksWithOtherSummandsAreTold) {
+  const std::string told = failure_of(2, [](Context& context) {
+    (void)context.all_reduce(rows_of(0, context.rank() == 0 ? 3 : 2, 4, float32));
+  });
+  EXPECT_NE(told.find("sums float32 [3, 4]"), std::string::npos) << told;
+  EXPECT_NE(told.find("sums float32 [2, 4]"), std::string::npos) << told;
+}
+
 // A plan counts the bytes that come from others, and holds what a rank holds.
-TEST(RowGathering, PlansCountIt) {
+TEST(TensorCollectives, PlansCountIt) {
   constexpr int ranks = 4;
   const auto step = [](const Context& context) {
     Tensor mine = Tensor::full({8, 16}, 1.0, float32, context.device());

@@ -1,5 +1,5 @@
-// Context::all_gather on a GPU: ranks that share one, and ranks over NCCL, have the CPU's values,
-// and in the fixed order the CPU's bits.
+// Context::all_gather, all_reduce and mean on a GPU: ranks that share one, and ranks over NCCL,
+// have the CPU's values, and in the fixed order the CPU's bits.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -27,8 +27,9 @@ Tensor numbered_rows(int rank, std::int64_t rows, DType dtype, std::uint64_t see
   return cast(Tensor::from(numbers, {rows, 8}), dtype).to(device);
 }
 
-// Gathered rows and the gradients of this rank's, in several rounds and two dtypes.
-std::vector<Numbers> gather_with_gradients(const Context& context) {
+// Gathered rows, sums and means, and the gradients of this rank's, in several rounds and two
+// dtypes.
+std::vector<Numbers> results_with_gradients(const Context& context) {
   const Device device = context.device();
   std::vector<Numbers> seen;
   for (int round = 0; round < 3; ++round) {
@@ -42,6 +43,12 @@ std::vector<Numbers> gather_with_gradients(const Context& context) {
       sum(all * weights).backward();
       seen.push_back(all.to_vector());
       seen.push_back(mine.grad().to_vector());
+      mine.zero_grad();
+      const Tensor sums = context.all_reduce(mine);
+      const Tensor means = context.mean(mine);
+      const Tensor own = numbered_rows(context.rank() + 20, 5, dtype, seed, device);
+      sum(sums * own + means * own).backward();
+      for (const Tensor& each : {sums, means, mine.grad()}) seen.push_back(each.to_vector());
     }
   }
   return seen;
@@ -53,7 +60,7 @@ ByRank with_threads(int ranks, Device device) {
   launch(
       ranks,
       [&](Context& context) {
-        auto seen = gather_with_gradients(context);
+        auto seen = results_with_gradients(context);
         const std::lock_guard lock(mutex);
         results[context.rank()] = std::move(seen);
       },
@@ -61,13 +68,13 @@ ByRank with_threads(int ranks, Device device) {
   return results;
 }
 
-TEST(RowGatheringDevice, RanksThatShareAGpuHaveTheCpusBits) {
+TEST(TensorCollectivesDevice, RanksThatShareAGpuHaveTheCpusBits) {
   for (const int ranks : {1, 2, 3}) {
     EXPECT_EQ(with_threads(ranks, Device::cuda()), with_threads(ranks, Device::cpu())) << ranks;
   }
 }
 
-TEST(RowGatheringDevice, RanksOverNcclHaveTheCpusBits) {
+TEST(TensorCollectivesDevice, RanksOverNcclHaveTheCpusBits) {
   for (const int ranks : {2, 3}) {
     TESSERA_NEEDS_NCCL(ranks);
     ByRank results;
@@ -78,7 +85,7 @@ TEST(RowGatheringDevice, RanksOverNcclHaveTheCpusBits) {
                                  const Context context(
                                      world_of(communicator->rank(), communicator->size(), 0),
                                      communicator);
-                                 auto seen = gather_with_gradients(context);
+                                 auto seen = results_with_gradients(context);
                                  communicator->barrier();
                                  const std::lock_guard lock(mutex);
                                  results[communicator->rank()] = std::move(seen);
@@ -88,7 +95,7 @@ TEST(RowGatheringDevice, RanksOverNcclHaveTheCpusBits) {
   }
 }
 
-TEST(RowGatheringDevice, RowsElsewhereAreRefused) {
+TEST(TensorCollectivesDevice, RowsElsewhereAreRefused) {
   launch(
       2,
       [](Context& context) {
