@@ -7,6 +7,7 @@
 #include <charconv>
 
 #include "cli/nearest.h"
+#include "cli/other_words.h"
 #include "cli/recipe_values.h"
 #include "kernels/base/error.h"
 #include "sharding/plan.h"
@@ -75,11 +76,21 @@ AskedStrategies strategies_named(const std::string& text, const std::string& opt
     }
     asked.none = asked.none || name == "none";
     asked.dp = asked.dp || name == "dp";
+    const std::string other = other_strategy(word);
     TESSERA_CHECK(asked.sharded.size() > before || name == "none" || name == "dp", ErrorCode::usage,
                   "{} {}: there are {}{}", option, word, fmt::join(names, ", "),
-                  did_you_mean(word, names));
+                  other.empty() ? did_you_mean(word, names) : other);
   }
   return asked;
+}
+
+std::string strategy_names(std::string_view separator) {
+  std::string names;
+  for (const StrategyRow& row : strategy_table) {
+    if (!names.empty()) names += separator;
+    names += row.name;
+  }
+  return names;
 }
 
 std::vector<SweepPoint> sweep_points(const std::vector<std::string>& axes, int world_size) {
