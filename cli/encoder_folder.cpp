@@ -14,7 +14,7 @@
 #include "checkpoint/formats/format.h"
 #include "checkpoint/json.h"
 #include "checkpoint/sharded_state.h"
-#include "cli/nearest.h"
+#include "cli/other_words.h"
 #include "cli/recipe_values.h"
 #include "kernels/base/error.h"
 #include "models/adapter.h"
@@ -95,7 +95,7 @@ Strategy parse_strategy(const std::string& name) {
     if (lower_case(row.name) == lower_case(name)) return row.strategy;
   }
   fail(ErrorCode::usage, "--sharding-strategy {}: there are {}{}", name, fmt::join(names, ", "),
-       did_you_mean(name, names));
+       strategy_meant(name, names));
 }
 
 namespace {

@@ -6,7 +6,6 @@
 
 #include <charconv>
 
-#include "cli/nearest.h"
 #include "cli/other_words.h"
 #include "cli/recipe_values.h"
 #include "kernels/base/error.h"
@@ -76,10 +75,9 @@ AskedStrategies strategies_named(const std::string& text, const std::string& opt
     }
     asked.none = asked.none || name == "none";
     asked.dp = asked.dp || name == "dp";
-    const std::string other = other_strategy(word);
     TESSERA_CHECK(asked.sharded.size() > before || name == "none" || name == "dp", ErrorCode::usage,
                   "{} {}: there are {}{}", option, word, fmt::join(names, ", "),
-                  other.empty() ? did_you_mean(word, names) : other);
+                  strategy_meant(word, names));
   }
   return asked;
 }
