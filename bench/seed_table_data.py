@@ -2,7 +2,7 @@
 """Makes the data of bench/seed-table.yaml: pairs of sentences in the form of natural-language inference and of the STS
 benchmark, and a tokenizer of their words. The same bytes on every machine and in every version of Python.
 
-    python3 bench/seed_table_data.py [FOLDER]        # default: build/seed-table, where the recipes look for it
+    python3 bench/seed_table_data.py [FOLDER]        # default: build/seed-table, as the recipes name it
 
 Sentences are random words; their lengths are like those of the real ones (premises 14 words on the average, hypotheses 8,
 sentences of STS 10). Who has the real files names them with --set data.train or in a recipe of their own, as
@@ -114,7 +114,7 @@ def sts_rows(draw, words, count):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=pathlib.Path, metavar="FOLDER",
-                        default=pathlib.Path(__file__).resolve().parent.parent / "build/seed-table")
+                        default=pathlib.Path("build/seed-table"))
     parser.add_argument("--nli", type=int, default=8192, metavar="N", help="pairs of inference (default: 8192)")
     parser.add_argument("--sts", type=int, default=1024, metavar="N", help="pairs of likeness (default: 1024)")
     arguments = parser.parse_args()

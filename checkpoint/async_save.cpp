@@ -12,6 +12,7 @@
 #include "checkpoint/writer.h"
 #include "engine/backend.h"
 #include "kernels/base/error.h"
+#include "kernels/base/home_process.h"
 #include "kernels/base/parallel.h"
 
 namespace tessera {
@@ -34,6 +35,7 @@ struct AsyncSaver::State {
 
   Finished run(checkpoint::SaveJob job);
 
+  const HomeProcess home;
   Context context;
   const ShardedModel& model;
   optim::Optimizer& optimizer;
@@ -70,6 +72,10 @@ AsyncSaver::AsyncSaver(const Context& context, const ShardedModel& model,
     : state_(std::make_unique<State>(context, model, optimizer)) {}
 
 AsyncSaver::~AsyncSaver() {
+  if (in_flight() && state_->home.left()) {
+    (void)state_.release();  // the thread that saves is the parent's: its end would be waited for
+    return;
+  }
   try {
     (void)wait();
   } catch (const std::exception& error) {
@@ -97,6 +103,7 @@ bool AsyncSaver::failed() const {
 
 std::optional<AsyncSaver::Finished> AsyncSaver::wait() {
   if (!in_flight()) return std::nullopt;
+  state_->home.require("waiting for a save");
   const comm::OutsideWait the_save(state_->context.communicator());
   Finished finished = state_->flight.get();
   state_->line = finished.saved.line;

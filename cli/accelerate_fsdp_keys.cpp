@@ -64,6 +64,31 @@ void read_ignored_modules(const Entry& entry, Config& config) {
   note(config, entry, "these modules are frozen here: their gradients are not summed");
 }
 
+// By name and by Accelerate's number.
+Examples strategy_examples() {
+  const std::vector<std::pair<std::string, std::string>> meanings = {
+      {"FULL_SHARD",
+       "parameters, gradients and moments are split; parameters are gathered for each pass"},
+      {"SHARD_GRAD_OP",
+       "parameters, gradients and moments are split; parameters stay until the backward"},
+      {"NO_SHARD", "nothing is split, as in DDP"},
+      {"HYBRID_SHARD", "FULL_SHARD inside each group of ranks, with a copy for each group"},
+      {"HYBRID_SHARD_ZERO2",
+       "SHARD_GRAD_OP inside each group of ranks, with a copy for each group"},
+  };
+  Examples examples;
+  for (const auto& [name, meaning] : meanings) {
+    examples.push_back({name, fmt::format("\"{}\"", name), meaning});
+  }
+  for (std::size_t i = 0; i < meanings.size(); ++i) {
+    AccelerateExample numbered = examples[i];
+    numbered.meaning = fmt::format("{}: {}", numbered.value, numbered.meaning);
+    numbered.value = std::to_string(i + 1);
+    examples.push_back(std::move(numbered));
+  }
+  return examples;
+}
+
 std::int64_t read_size(const Entry& entry) {
   const std::int64_t size = read_integer(entry.value, entry.written);
   if (size < 1) refuse_value(entry.value, entry.written, "at least 1");
@@ -78,32 +103,23 @@ std::vector<Row> rows_of_strategy() {
        .name = "fsdp_version",
        .becomes = {},
        .help = "Which keys a file may have; `1` where it does not say",
-       .taken = {{"1"}, {"2"}},
+       .taken = {{"1", "", "keys of FSDP1: fsdp_sharding_strategy, fsdp_backward_prefetch, ..."},
+                 {"2", "", "keys of FSDP2: fsdp_reshard_after_forward, ..."}},
        .refused = {"3"},
        .read = read_version},
       of_version(1, also_written(
                         {"sharding_strategy"},
                         setting(fsdp_group, "fsdp_sharding_strategy", "sharding.sharding_strategy",
                                 "What ranks split; a name in any case or a number",
-                                {{"FULL_SHARD", "\"FULL_SHARD\""},
-                                 {"SHARD_GRAD_OP", "\"SHARD_GRAD_OP\""},
-                                 {"NO_SHARD", "\"NO_SHARD\""},
-                                 {"HYBRID_SHARD", "\"HYBRID_SHARD\""},
-                                 {"HYBRID_SHARD_ZERO2", "\"HYBRID_SHARD_ZERO2\""},
-                                 {"1", "\"FULL_SHARD\""},
-                                 {"2", "\"SHARD_GRAD_OP\""},
-                                 {"3", "\"NO_SHARD\""},
-                                 {"4", "\"HYBRID_SHARD\""},
-                                 {"5", "\"HYBRID_SHARD_ZERO2\""}},
-                                {"6", "FULL"}))),
+                                strategy_examples(), {"6", "FULL"}))),
       {.group = fsdp_group,
        .name = "fsdp_reshard_after_forward",
        .becomes = "sharding.sharding_strategy",
        .help = "Version 2: `true` is FULL_SHARD, `false` SHARD_GRAD_OP, a number FULL_SHARD with "
                "`reshard_after_forward` to so many ranks, as FSDP2 itself takes it; a strategy's "
                "name, as version 1's questions write it, is that strategy",
-       .taken = {{"true", "\"FULL_SHARD\""},
-                 {"false", "\"SHARD_GRAD_OP\""},
+       .taken = {{"true", "\"FULL_SHARD\"", "freed after the forward, gathered again"},
+                 {"false", "\"SHARD_GRAD_OP\"", "kept from the forward to the backward"},
                  {"2", "\"FULL_SHARD\""},
                  {"SHARD_GRAD_OP", "\"SHARD_GRAD_OP\""}},
        .refused = {"0", "FULL"},
@@ -112,9 +128,11 @@ std::vector<Row> rows_of_strategy() {
       also_written({"fsdp_wrap_policy", "auto_wrap_policy"},
                    setting(fsdp_group, "fsdp_auto_wrap_policy", "sharding.auto_wrap_policy",
                            "What makes a unit; left out, the recipe's",
-                           {{"TRANSFORMER_BASED_WRAP", "\"TRANSFORMER_BASED_WRAP\""},
-                            {"SIZE_BASED_WRAP", "\"SIZE_BASED_WRAP\""},
-                            {"NO_WRAP", "\"NO_WRAP\""}},
+                           {{"TRANSFORMER_BASED_WRAP", "\"TRANSFORMER_BASED_WRAP\"",
+                             "each layer of the classes to wrap"},
+                            {"SIZE_BASED_WRAP", "\"SIZE_BASED_WRAP\"",
+                             "modules of at least fsdp_min_num_params parameters"},
+                            {"NO_WRAP", "\"NO_WRAP\"", "the whole model is one unit"}},
                            {"ALL"})),
       also_written({"fsdp_transformer_cls_to_wrap", "transformer_layer_cls_to_wrap"},
                    setting(fsdp_group, "fsdp_transformer_layer_cls_to_wrap",
@@ -137,9 +155,11 @@ std::vector<Row> rows_of_schedule() {
                         setting(fsdp_group, "fsdp_backward_prefetch", "sharding.backward_prefetch",
                                 "When the next unit is gathered in the backward; left "
                                 "out, before this one's gradients",
-                                {{"BACKWARD_PRE", "\"BACKWARD_PRE\""},
-                                 {"BACKWARD_POST", "\"BACKWARD_POST\""},
-                                 {"NO_PREFETCH", "\"NO_PREFETCH\""},
+                                {{"BACKWARD_PRE", "\"BACKWARD_PRE\"",
+                                  "before this one's gradients are computed"},
+                                 {"BACKWARD_POST", "\"BACKWARD_POST\"",
+                                  "after this one's gradients are computed"},
+                                 {"NO_PREFETCH", "\"NO_PREFETCH\"", "when it is needed"},
                                  {"1", "\"BACKWARD_PRE\""},
                                  {"2", "\"BACKWARD_POST\""}},
                                 {"3"}))),
@@ -148,19 +168,24 @@ std::vector<Row> rows_of_schedule() {
                           setting(fsdp_group, "fsdp_forward_prefetch", "sharding.forward_prefetch",
                                   "Whether the next unit is gathered in the forward; the "
                                   "bits are the same",
-                                  {{"true", "true"}, {"false", "false"}}, {"maybe"}))),
+                                  {{"true", "true", "the next unit is gathered during this one"},
+                                   {"false", "false", "a unit is gathered when it is needed"}},
+                                  {"maybe"}))),
       also_written({"limit_all_gathers"}, holds_always(fsdp_group, "fsdp_limit_all_gathers", true,
                                                        "at most two gathers are in flight")),
       also_written({"offload_params"},
                    setting(fsdp_group, "fsdp_offload_params", "sharding.offload_params",
                            "Parameters, gradients and moments on the host; CPU ranks have them "
                            "there anyway",
-                           {{"true", "true"}, {"false", "false"}}, {"maybe"})),
+                           {{"true", "true", "on the host"}, {"false", "false", "on the device"}},
+                           {"maybe"})),
       also_written(
           {"activation_checkpointing"},
           setting(fsdp_group, "fsdp_activation_checkpointing", "sharding.activation_checkpointing",
                   "Recompute a unit's activations in the backward",
-                  {{"true", "\"true\""}, {"false", "\"false\""}}, {"maybe"})),
+                  {{"true", "\"true\"", "less memory, about a third more work"},
+                   {"false", "\"false\"", "activations are kept"}},
+                  {"maybe"})),
       of_version(2, also_written({"activation_checkpointing_offload"},
                                  setting(fsdp_group, "fsdp_activation_checkpointing_offload",
                                          "sharding.activation_offload",
@@ -176,8 +201,8 @@ std::vector<Row> rows_of_state() {
        .becomes = "checkpoint.state_dict_type",
        .help = "Whole safetensors files or one a rank; left out, version 1 has FULL and version 2 "
                "SHARDED, where the recipe does not say",
-       .taken = {{"FULL_STATE_DICT", "\"FULL_STATE_DICT\""},
-                 {"SHARDED_STATE_DICT", "\"SHARDED_STATE_DICT\""},
+       .taken = {{"FULL_STATE_DICT", "\"FULL_STATE_DICT\"", "files that transformers reads"},
+                 {"SHARDED_STATE_DICT", "\"SHARDED_STATE_DICT\"", "a file for each rank"},
                  {"1", "\"FULL_STATE_DICT\""},
                  {"3", "\"SHARDED_STATE_DICT\""}},
        .refused = {"LOCAL_STATE_DICT", "2"},
@@ -216,7 +241,7 @@ std::vector<Row> rows_of_parallelism() {
        .becomes = "sharding.sharding_strategy",
        .help = "Copies of the model: above 1 HYBRID_SHARD, or HYBRID_SHARD_ZERO2 with "
                "`fsdp_reshard_after_forward: false`",
-       .taken = {{"1", "\"FULL_SHARD\""}, {"2", "\"HYBRID_SHARD\""}},
+       .taken = {{"1", "\"FULL_SHARD\"", "one copy, over all ranks"}, {"2", "\"HYBRID_SHARD\""}},
        .refused = {"0"},
        .aliases = {"dp_replicate_size"},
        .read =

@@ -10,11 +10,12 @@
 
 namespace tessera::cli {
 
-// A value as a file has it, and what it makes of the row's recipe key, as JSON; nothing where that
-// is no key of the recipe.
+// A value as a file has it; what it makes of the row's recipe key, as JSON, or nothing where that
+// is no key of the recipe; and what it means, where the key's help does not say.
 struct AccelerateExample {
   std::string value;
   std::string result = {};
+  std::string meaning = {};
 };
 
 struct AccelerateKey {
@@ -26,6 +27,7 @@ struct AccelerateKey {
   std::vector<std::string> refused = {};
   std::vector<std::string> aliases = {};  // names of older files and of other tools
   int version = 0;                        // 1 or 2: a key of that FSDP alone
+  bool idle = false;                      // whatever it says changes nothing here
   bool elsewhere = false;  // for hardware or software that is not here: reported as unused
   std::function<void(const AccelerateEntry&, AccelerateConfig&)> read = {};
 };

@@ -61,6 +61,19 @@ std::string said_value(const YamlNode& value) {
   return describe(value);
 }
 
+// "NO_SHARD: nothing is split", for a value that the key's row explains.
+std::string meaning_of(const AccelerateKey& key, const YamlNode& value) {
+  if (value.kind != YamlNode::Kind::scalar) return "";
+  for (const AccelerateExample& example : key.taken) {
+    std::string name = example.value;
+    std::erase(name, '\'');
+    if (!example.meaning.empty() && lower_case(name) == lower_case(value.text)) {
+      return fmt::format("{}: {}", value.text, example.meaning);
+    }
+  }
+  return "";
+}
+
 // What the recipe then has, as it was read.
 std::string value_in(const Recipe& recipe, const std::string& name) {
   for (const RecipeKey& key : recipe_keys()) {
@@ -118,7 +131,13 @@ std::string explain_settings(const AccelerateConfig& config, const Recipe& recip
     }
     const bool words = !effective && key.becomes.find_first_of(" `") != std::string::npos;
     text += fmt::format("      {}{}{}\n", words ? key.becomes + "; " : "",
-                        key.elsewhere ? "unused: " : "", key.help);
+                        key.elsewhere ? "unused: "
+                        : key.idle    ? "no effect: "
+                                      : "",
+                        key.help);
+    if (const std::string meaning = meaning_of(key, entry.value); !meaning.empty()) {
+      text += fmt::format("      {}\n", meaning);
+    }
   }
   for (const AccelerateSetting& setting : config.settings) {
     if (!setting.assumed || setting.where != config.source) continue;

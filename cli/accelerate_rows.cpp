@@ -50,7 +50,8 @@ Row holds_always(std::string group, std::string name, bool so, std::string help)
           .name = std::move(name),
           .becomes = {},
           .help = help,
-          .taken = {{"true"}, {"false"}},
+          .taken = {{"true", "", so ? "as it is here in any case" : "changes nothing"},
+                    {"false", "", so ? "changes nothing" : "as it is here in any case"}},
           .refused = {"maybe"}};
   row.read = [so, help = std::move(help)](const Entry& entry, Config& config) {
     if (read_bool(entry.value, entry.written) != so) {
@@ -66,6 +67,7 @@ Row without_effect(std::string name, std::string help, Examples taken) {
           .becomes = {},
           .help = std::move(help),
           .taken = std::move(taken),
+          .idle = true,
           .read = [](const Entry&, Config&) {}};
 }
 

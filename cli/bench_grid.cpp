@@ -11,6 +11,7 @@
 #include "cli/accelerate_config.h"
 #include "cli/bench_peer.h"
 #include "cli/nearest.h"
+#include "cli/other_words.h"
 #include "cli/recipe_schema.h"
 #include "cli/recipe_values.h"
 #include "engine/backend.h"
@@ -221,7 +222,7 @@ std::vector<std::string> strategy_names(const std::vector<std::string>& wanted) 
       return lower_case(name) == word;
     });
     TESSERA_CHECK(found != known.end(), ErrorCode::usage, "--strategies {}: there are {}{}", one,
-                  fmt::join(known, ", "), did_you_mean(one, known));
+                  fmt::join(known, ", "), strategy_meant(one, known));
     if (std::find(names.begin(), names.end(), *found) == names.end()) names.push_back(*found);
   }
   return names;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "cli/accelerate_config.h"
+#include "cli/plan_sweep.h"
 
 namespace tessera::cli {
 namespace {
@@ -14,7 +15,7 @@ std::vector<Argument> list_arguments(BenchOptions& command) {
            .target = &lists.strategies,
            .help = "none (one rank alone), dp (ranks as threads of one process), and sharding "
                    "strategies; by default all that differ here",
-           .type = "NAME,...",
+           .type = "none|dp|" + strategy_names("|") + ",...",
            .separator = ','},
           {.name = "--world-sizes",
            .target = &lists.world_sizes,
@@ -24,7 +25,7 @@ std::vector<Argument> list_arguments(BenchOptions& command) {
           {.name = "--precisions",
            .target = &lists.precisions,
            .help = "fp32, bf16, fp16: sharding.mixed_precision",
-           .type = "NAME,...",
+           .type = "fp32|bf16|fp16,...",
            .separator = ','},
           {.name = "--batch-sizes",
            .target = &lists.batch_sizes,
@@ -34,18 +35,18 @@ std::vector<Argument> list_arguments(BenchOptions& command) {
           {.name = "--prefetch",
            .target = &lists.prefetch,
            .help = "BACKWARD_PRE, BACKWARD_POST, NO_PREFETCH: sharding.backward_prefetch",
-           .type = "NAME,...",
+           .type = "BACKWARD_PRE|BACKWARD_POST|NO_PREFETCH,...",
            .separator = ','},
           {.name = "--offload",
            .target = &lists.offload,
            .help = "device, host, file: where sharding.offload puts parameters, gradients and "
                    "moments",
-           .type = "PLACE,...",
+           .type = "device|host|file,...",
            .separator = ','},
           {.name = "--activation-checkpointing",
            .target = &lists.checkpointing,
            .help = "false, true, selective",
-           .type = "NAME,...",
+           .type = "false|true|selective,...",
            .separator = ','},
           {.name = "--axis",
            .target = &lists.axes,
@@ -125,7 +126,7 @@ std::vector<Argument> result_arguments(BenchOptions& command) {
           {.name = "--peer",
            .target = &command.peers,
            .help = "Measure these as well: pytorch, sentence-transformers, deepspeed",
-           .type = "NAME,...",
+           .type = "pytorch|sentence-transformers|deepspeed,...",
            .separator = ','},
           {.name = "--peer-modes",
            .target = &command.peer_modes,

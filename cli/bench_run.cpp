@@ -15,9 +15,9 @@
 #include "cli/bytes_text.h"
 #include "cli/environment.h"
 #include "cli/plan_advice.h"
-#include "cli/printable.h"
 #include "engine/backend.h"
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 
 namespace tessera::cli {
 namespace {

@@ -350,6 +350,12 @@ Cluster parse_cluster(std::string_view text, const std::string& source) {
   return cluster;
 }
 
+std::string shipped_cluster_names(std::string_view separator) {
+  std::vector<std::string_view> names;
+  for (const ShippedCluster& shipped : shipped_clusters()) names.emplace_back(shipped.name);
+  return fmt::format("{}", fmt::join(names, separator));
+}
+
 Cluster find_cluster(const std::string& name_or_file) {
   for (const ShippedCluster& shipped : shipped_clusters()) {
     if (shipped.name == name_or_file) {

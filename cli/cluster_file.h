@@ -36,6 +36,7 @@ struct ShippedCluster {
 };
 // From clusters/, built into the program.
 const std::vector<ShippedCluster>& shipped_clusters();
+std::string shipped_cluster_names(std::string_view separator);
 
 // As parse_cluster reads it again; `comment` lines come first.
 std::string cluster_text(const Cluster& cluster, const std::vector<std::string>& comment);

@@ -38,6 +38,7 @@ struct Subcommand {
   std::string name;
   std::string help;
   Command (*describe)();
+  std::string example;          // a whole command line; several have lines of their own
   bool takes_trailing = false;  // a program follows, behind -- or the options
 };
 

@@ -13,6 +13,8 @@
 #include <utility>
 
 #include "cli/nearest.h"
+#include "cli/other_words.h"
+#include "cli/recipe_schema.h"
 #include "cli/subcommands.h"
 #include "kernels/base/error.h"
 #include "kernels/base/version.h"
@@ -105,6 +107,34 @@ std::string full_name(const CLI::App& command) {
   return parent == nullptr ? command.get_name() : full_name(*parent) + " " + command.get_name();
 }
 
+// The key of the recipe that a word names here or in other tools.
+std::string recipe_key_meant(std::string word) {
+  const OtherWord* const other = other_word("key", word);
+  if (other != nullptr && other->here.find('.') != std::string_view::npos) {
+    return std::string(other->here);
+  }
+  std::replace(word.begin(), word.end(), '-', '_');
+  for (const RecipeKey& key : recipe_keys()) {
+    if (key.name == word || key.name.ends_with("." + word)) return key.name;
+  }
+  return "";
+}
+
+// An option of other tools, or a key of the recipe where --set takes it.
+std::string meant_option(const std::string& word, const std::vector<std::string>& names) {
+  const auto is_option = [&](std::string_view name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  const std::string bare = word.substr(std::min(word.find_first_not_of('-'), word.size()));
+  const OtherWord* const option = other_word("option", bare);
+  if (option != nullptr && (option->here.empty() || is_option(option->here))) {
+    return other_option(word);
+  }
+  const std::string key = is_option("--set") ? recipe_key_meant(bare) : "";
+  if (!key.empty()) return fmt::format("; it is a key of the recipe: --set {}=VALUE", key);
+  return did_you_mean(word, names);
+}
+
 [[noreturn]] void refuse_usage(const CLI::App& app, const CLI::ParseError& error) {
   const auto selected = app.get_subcommands();
   const CLI::App& command = selected.empty() ? app : innermost(*selected.back());
@@ -114,7 +144,7 @@ std::string full_name(const CLI::App& command) {
     const std::string word = extra.front().substr(0, extra.front().find('='));
     fail(ErrorCode::usage, "unknown {} {}{} ({} lists what there is)",
          word.starts_with('-') ? "option" : "argument", word,
-         word.starts_with("--") ? did_you_mean(word, option_names(command)) : "", help);
+         word.starts_with("--") ? meant_option(word, option_names(command)) : "", help);
   }
   fail(ErrorCode::usage, "{} ({} lists the options)", error.what(), help);
 }
@@ -157,13 +187,20 @@ void add_argument(CLI::App& parser, const Argument& argument) {
   if (argument.shows_default) option.capture_default_str();
 }
 
+std::string footer(const Command& command, const Subcommand& subcommand) {
+  std::string text = command.footer + (command.footer.empty() ? "" : "\n\n") + "Example:";
+  std::istringstream lines(subcommand.example);
+  for (std::string line; std::getline(lines, line);) text += "\n  " + line;
+  return text;
+}
+
 using Commands = std::map<std::string, Command>;  // by full name
 
 void add_subcommands(CLI::App& parent, const std::vector<Subcommand>& list, Commands& commands) {
   for (const Subcommand& subcommand : list) {
     CLI::App& parser = *parent.add_subcommand(subcommand.name, subcommand.help);
     const Command& command = commands[full_name(parser)] = subcommand.describe();
-    parser.footer(command.footer);
+    parser.footer(footer(command, subcommand));
     for (const Argument& argument : command.arguments) add_argument(parser, argument);
     if (command.nested.empty()) continue;
     parser.require_subcommand(0, 1);
@@ -172,6 +209,21 @@ void add_subcommands(CLI::App& parent, const std::vector<Subcommand>& list, Comm
 }
 
 }  // namespace
+
+Command describe_help() {
+  return {.arguments = {}, .run = [](const std::vector<std::string>& trailing) {
+            std::vector<std::string> arguments = trailing;
+            arguments.emplace_back("--help");
+            return run_command_line(std::move(arguments));
+          }};
+}
+
+Command describe_version() {
+  return {.arguments = {}, .run = [](const std::vector<std::string>&) {
+            fmt::print("tessera {}\n", version());
+            return 0;
+          }};
+}
 
 int run_command_line(std::vector<std::string> arguments) {
   CLI::App app("Tessera, a fully sharded data-parallel training engine.", "tessera");

@@ -166,8 +166,8 @@ Command describe_default() {
   return {.arguments = {written_file(&options->file),
                         {.name = "--mixed-precision",
                          .target = &options->mixed_precision,
-                         .help = "no, bf16 or fp16",
-                         .type = "DTYPE",
+                         .help = "What ranks compute in",
+                         .type = "no|bf16|fp16",
                          .shows_default = true}},
           .run = [options](const std::vector<std::string>&) { return options->run(); }};
 }
@@ -181,22 +181,23 @@ struct ConfigCommand {
 
 Command describe_config() {
   const auto options = std::make_shared<ConfigCommand>();
-  return {
-      .arguments = {written_file(&options->file),
-                    {.name = "--keys",
-                     .target = &options->keys,
-                     .help = "List Accelerate's keys and what they do here, as Markdown"}},
-      .run =
-          [options](const std::vector<std::string>&) {
-            if (!options->keys) return write_by_questions(options->file);
-            fmt::print("{}", accelerate_reference());
-            return 0;
-          },
-      .footer = "Without a subcommand it asks questions and writes the answers.",
-      .nested = {{"default", "Write a file for this machine without questions", describe_default},
-                 {"check", "Say what is wrong with a file, or unused", describe_check},
-                 {"explain", "Say what each key of a file does, and what it costs a recipe",
-                  describe_explain}}};
+  return {.arguments = {written_file(&options->file),
+                        {.name = "--keys",
+                         .target = &options->keys,
+                         .help = "List Accelerate's keys and what they do here, as Markdown"}},
+          .run =
+              [options](const std::vector<std::string>&) {
+                if (!options->keys) return write_by_questions(options->file);
+                fmt::print("{}", accelerate_reference());
+                return 0;
+              },
+          .footer = "Without a subcommand it asks questions and writes the answers.",
+          .nested = {{"default", "Write a file for this machine without questions",
+                      describe_default, "tessera config default --mixed-precision bf16"},
+                     {"check", "Say what is wrong with a file, or unused", describe_check,
+                      "tessera config check accelerate.yaml"},
+                     {"explain", "Say what each key of a file does, and what it costs a recipe",
+                      describe_explain, "tessera config explain accelerate.yaml recipe.yaml"}}};
 }
 
 }  // namespace tessera::cli

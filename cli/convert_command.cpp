@@ -11,10 +11,10 @@
 #include "cli/checkpoint_output.h"
 #include "cli/interruption.h"
 #include "cli/nearest.h"
-#include "cli/printable.h"
 #include "cli/recipe_values.h"
 #include "cli/subcommands.h"
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "models/adapter.h"
 
 namespace tessera::cli {

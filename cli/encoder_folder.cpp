@@ -14,10 +14,10 @@
 #include "checkpoint/formats/format.h"
 #include "checkpoint/json.h"
 #include "checkpoint/sharded_state.h"
-#include "cli/nearest.h"
-#include "cli/printable.h"
+#include "cli/other_words.h"
 #include "cli/recipe_values.h"
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "models/adapter.h"
 #include "models/registry.h"
 #include "tasks/sentence_losses.h"
@@ -96,7 +96,7 @@ Strategy parse_strategy(const std::string& name) {
     if (lower_case(row.name) == lower_case(name)) return row.strategy;
   }
   fail(ErrorCode::usage, "--sharding-strategy {}: there are {}{}", name, fmt::join(names, ", "),
-       did_you_mean(name, names));
+       strategy_meant(name, names));
 }
 
 namespace {

@@ -12,6 +12,7 @@
 #include "cli/device.h"
 #include "cli/encoder_folder.h"
 #include "cli/nearest.h"
+#include "cli/plan_sweep.h"
 #include "cli/subcommands.h"
 #include "engine/data/corpus.h"
 #include "engine/output_file.h"
@@ -227,7 +228,7 @@ Command describe_evaluate() {
            {.name = "--sharding-strategy",
             .target = &command->strategy,
             .help = "How ranks share the parameters; no result depends on it",
-            .type = "STRATEGY",
+            .type = strategy_names("|"),
             .shows_default = true},
            encoding_device_argument(command->device),
            encoding_dtype_argument(command->dtype)},

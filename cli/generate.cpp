@@ -14,13 +14,13 @@
 #include <utility>
 
 #include "checkpoint/safetensors.h"
-#include "cli/printable.h"
 #include "cli/subcommands.h"
 #include "engine/autograd.h"
 #include "engine/backend.h"
 #include "engine/data/corpus.h"
 #include "engine/data/tokenizer.h"
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "models/config_file.h"
 #include "models/generate.h"
 #include "models/load.h"

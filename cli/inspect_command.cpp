@@ -12,8 +12,8 @@
 #include "checkpoint/scalars_json.h"
 #include "cli/bytes_text.h"
 #include "cli/checkpoint_output.h"
-#include "cli/printable.h"
 #include "cli/subcommands.h"
+#include "kernels/base/printable.h"
 
 namespace tessera::cli {
 namespace {

@@ -16,7 +16,7 @@
 #include <utility>
 
 #include "checkpoint/line.h"
-#include "cli/failure.h"
+#include "cli/failure_channel.h"
 #include "cli/guardian.h"
 #include "cli/insisting_signal.h"
 #include "cli/launch_hosts.h"
@@ -130,7 +130,7 @@ class Attempt {
         {"TORCHELASTIC_MAX_RESTARTS", std::to_string(plan_.max_restarts)},
         {launch_variable, plan_.launch_id},
         {comm::control::job_key_variable, options.job_key.for_environment()},
-        {FailureChannel::variable, channel_.variable_value()},
+        {failure_pipe_variable, channel_.variable_value()},
     };
     if (std::getenv("OMP_NUM_THREADS") == nullptr) {
       variables["OMP_NUM_THREADS"] =

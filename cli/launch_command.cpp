@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <charconv>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <sstream>
 
 #include "cli/accelerate_config.h"
 #include "cli/launch.h"
@@ -42,6 +44,20 @@ int ranks_from(const char* option, const std::string& text) {
   return ranks;
 }
 
+// As execvp() looks for it.
+bool is_on_path(const std::string& name) {
+  const char* const path = std::getenv("PATH");
+  std::istringstream folders(path != nullptr ? path : "/bin:/usr/bin");
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    const std::string file = (folder.empty() ? "." : folder) + "/" + name;
+    std::error_code error;
+    if (std::filesystem::is_regular_file(file, error) && ::access(file.c_str(), X_OK) == 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
 bool is_training(const std::vector<std::string>& program) {
   std::error_code error;
   const bool ours = std::filesystem::path(program.front()).filename() == "tessera" ||
@@ -62,7 +78,7 @@ struct LaunchCommand {
 
   [[nodiscard]] int run(const std::vector<std::string>& program) {
     check(program);
-    launch.command = program;
+    launch.command = found(program);
     if (!tee.empty()) launch.output.streams = parse_tee(tee).streams;
     if (!tee.empty()) launch.output.every_rank = parse_tee(tee).every_rank;
     TESSERA_CHECK(redirects.empty() || !launch.output.folder.empty(), ErrorCode::usage,
@@ -87,6 +103,19 @@ struct LaunchCommand {
   }
 
  private:
+  // A program that is not on PATH is this one where it has its name.
+  static std::vector<std::string> found(std::vector<std::string> program) {
+    std::string& name = program.front();
+    if (name.find('/') != std::string::npos || is_on_path(name)) return program;
+    for (const Subcommand& subcommand : subcommands()) {
+      TESSERA_CHECK(subcommand.name != name, ErrorCode::usage,
+                    "cannot run {0}: there is no program of this name; did you mean tessera {0}?",
+                    name);
+    }
+    if (name == "tessera") name = std::filesystem::read_symlink("/proc/self/exe").string();
+    return program;
+  }
+
   void check(const std::vector<std::string>& program) const {
     TESSERA_CHECK(module.empty(), ErrorCode::usage,
                   "-m {}: a program is started, not a Python module; write python3 -m {}", module,
@@ -143,15 +172,15 @@ std::vector<Argument> rank_arguments(LaunchCommand& command) {
        .target = &command.ranks,
        .help = "Ranks to start on this host, by default 1; gpu: one for each GPU; cpu: for each "
                "core; auto: for each GPU, or core where there is none",
-       .type = "N"},
+       .type = "N|auto|gpu|cpu"},
       {.name = "--num-processes",
        .target = &command.all_ranks,
        .help = "Instead, as Accelerate counts: the ranks of all hosts",
-       .type = "N"},
+       .type = "N|auto|gpu|cpu"},
       {.name = "--threads",
        .target = &command.threads,
        .help = "Instead: the ranks of tessera train as threads of one process",
-       .type = "N"},
+       .type = "N|auto|gpu|cpu"},
       {.name = "--config-file",
        .target = &command.config_file,
        .help = "An Accelerate configuration (YAML or JSON): the number of ranks, and for "
@@ -243,8 +272,10 @@ Command describe_launch() {
       .arguments = std::move(arguments),
       .run = [command](const std::vector<std::string>& program) { return command->run(program); },
       .footer =
-          "The program and its arguments follow, behind -- or without it, as in\n  tessera launch "
-          "--nproc-per-node 2 -- tessera train recipe.yaml"};
+          "The program and its arguments follow, behind -- or without it. On several hosts run the "
+          "same command on each, with its own --node-rank, --master-addr that names host 0, and "
+          "one "
+          "key (docs/several-hosts.md)."};
 }
 
 }  // namespace tessera::cli

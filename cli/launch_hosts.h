@@ -90,7 +90,9 @@ class LaunchHosts {
   [[nodiscard]] comm::control::Meeting meeting() const;
   void add_peer(comm::FileDescriptor connection, const std::string& its);
   std::string try_to_come();
+  void check_master_address() const;
   void send_plans();
+  [[nodiscard]] std::string missing_nodes() const;  // "1, 3"
   [[noreturn]] void fail_for_missing_nodes();
   [[nodiscard]] int port() const { return options_.master_port + 1; }
 

@@ -11,6 +11,8 @@
 #include "cli/launch_hosts.h"
 #include "kernels/base/error.h"
 #include "kernels/base/version.h"
+#include "sharding/comm/control/wire.h"
+#include "sharding/comm/wait_notice.h"
 
 namespace tessera::cli {
 namespace {
@@ -67,9 +69,15 @@ std::optional<int> LaunchHosts::gather(SignalQueue& signals) {
                 "--master-port {}: the launchers meet at the port after it, {}, and another "
                 "program has that; choose another",
                 options_.master_port, port());
+  check_master_address();
   Door door(std::move(*listener), meeting(), "the launcher", {});
   const auto deadline = Clock::now() + options_.meeting;
+  comm::WaitNotice notice(options_.meeting);
   while (peers_.size() + 1 < static_cast<std::size_t>(options_.nodes)) {
+    notice.look([this] {
+      return fmt::format("node 0 waits for the launcher of node(s) {} of {} at {} port {}",
+                         missing_nodes(), options_.nodes, options_.master_address, port());
+    });
     if (Clock::now() > deadline) fail_for_missing_nodes();
     std::vector<pollfd> all = watched();
     door.add_to(all);
@@ -153,17 +161,21 @@ void LaunchHosts::send_plans() {
   }
 }
 
-void LaunchHosts::fail_for_missing_nodes() {
+std::string LaunchHosts::missing_nodes() const {
   std::string missing;
   for (int node = 1; node < options_.nodes; ++node) {
     const auto is_it = [node](const Peer& peer) { return peer.node == node; };
     if (std::any_of(peers_.begin(), peers_.end(), is_it)) continue;
     missing += fmt::format("{}{}", missing.empty() ? "" : ", ", node);
   }
+  return missing;
+}
+
+void LaunchHosts::fail_for_missing_nodes() {
   const std::string text = fmt::format(
       "the launcher of node(s) {} of {} did not come to {} port {} within {} s; start `tessera "
       "launch --node-rank N` on every host with the same --master-addr and --master-port",
-      missing, options_.nodes, options_.master_address, port(),
+      missing_nodes(), options_.nodes, options_.master_address, port(),
       std::chrono::duration<double>(options_.meeting).count());
   const Json verdict = {
       {"kind", "verdict"}, {"code", static_cast<int>(ErrorCode::rank_failed)}, {"line", text}};
@@ -171,15 +183,23 @@ void LaunchHosts::fail_for_missing_nodes() {
   fail(ErrorCode::rank_failed, "{}", text);
 }
 
+// Node 0 itself needs no address; but the others will not find what it cannot.
+void LaunchHosts::check_master_address() const {
+  try {
+    comm::control::require_address(options_.master_address);
+  } catch (const comm::control::NoNameServer& silent) {
+    say(fmt::format("waiting: {}", silent.what()));
+  }
+}
+
 // Empty when it has come; else why not.
 std::string LaunchHosts::try_to_come() {
   std::optional<comm::FileDescriptor> connection;
   try {
     connection = comm::control::connect_to(options_.master_address, port(), connection_patience);
-  } catch (const Error& no_address) {  // a name may come later than the hosts
-    // One that is wrong is not waited for in silence.
-    if (!std::exchange(told_of_name_, true)) say(fmt::format("waiting: {}", no_address.what()));
-    return no_address.what();
+  } catch (const comm::control::NoNameServer& silent) {
+    if (!std::exchange(told_of_name_, true)) say(fmt::format("waiting: {}", silent.what()));
+    return silent.what();
   }
   if (!connection) return "nobody listens there";
   try {
@@ -195,7 +215,12 @@ std::string LaunchHosts::try_to_come() {
 
 std::optional<int> LaunchHosts::come(SignalQueue& signals) {
   const auto deadline = Clock::now() + options_.meeting;
+  comm::WaitNotice notice(options_.meeting);
   for (std::string reason = try_to_come(); !reason.empty(); reason = try_to_come()) {
+    notice.look([&] {
+      return fmt::format("node {} waits for node 0's launcher at {} port {} ({})",
+                         options_.node_rank, options_.master_address, port(), reason);
+    });
     TESSERA_CHECK(Clock::now() < deadline, ErrorCode::rank_failed,
                   "node {} did not find node 0's launcher at {} port {} within {} s: {}; start it "
                   "there with the same --master-addr, --master-port and --run-id",
@@ -205,6 +230,10 @@ std::optional<int> LaunchHosts::come(SignalQueue& signals) {
   }
   // Node 0 says when all have come, or that they have not.
   while (!met_) {
+    notice.look([this] {
+      return fmt::format("node {} has found node 0 at {} port {} and waits for the other nodes",
+                         options_.node_rank, options_.master_address, port());
+    });
     if (const auto signal = stop_within(signals, watched())) return signal;
     serve();
     if (verdict_) throw Error(static_cast<ErrorCode>(verdict_->report.code), verdict_->report.line);

@@ -92,7 +92,7 @@ LaunchReport report_of(const LaunchOutcome& outcome, int here, int world,
 }
 
 void say(const std::string& line) {
-  const std::string text = "tessera: " + line + "\n";
+  const std::string text = "tessera: " + in_lines(line) + "\n";
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
 }
 

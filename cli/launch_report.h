@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "cli/failure.h"
 #include "cli/rank_process.h"
+#include "sharding/failure.h"
 
 namespace tessera::cli {
 

@@ -215,8 +215,10 @@ struct PlanCommand {
   void check_group(const Recipe& recipe) const {
     const auto group = recipe.sharding.group_size;
     TESSERA_CHECK(!group || world_size % *group == 0, ErrorCode::configuration,
-                  "{}: sharding.group_size {} does not divide the {} ranks of the world",
-                  where(recipe, "sharding.group_size"), group.value_or(0), world_size);
+                  "{}: sharding.group_size {} does not divide the {} rank{} of the world; plan for "
+                  "a multiple of it (--world-size), or set a divisor of {}",
+                  where(recipe, "sharding.group_size"), group.value_or(0), world_size,
+                  world_size == 1 ? "" : "s", world_size);
   }
 
   [[nodiscard]] static PlanWorld planned_world(const Recipe& recipe, int world_size) {
@@ -277,7 +279,7 @@ Command describe_plan() {
                {.name = "--strategy",
                 .target = &options->strategy,
                 .help = "A sharding strategy, or all of them; by default the recipe's",
-                .type = "NAME|all"},
+                .type = "all|none|dp|" + strategy_names("|")},
                {.name = "--device",
                 .target = &options->device,
                 .help = "Where ranks would compute; the same as train.device",
@@ -289,10 +291,9 @@ Command describe_plan() {
                 .type = "BYTES"},
                {.name = "--cluster",
                 .target = &options->cluster_name,
-                .help = "The machine to predict a step's time for: h100, h200, a100, v100, "
-                        "or a file (docs/cluster.md); its memory is the default of "
-                        "--device-memory",
-                .type = "NAME|FILE"},
+                .help = "The machine to predict a step's time for, by name or by its file "
+                        "(docs/cluster.md); its memory is the default of --device-memory",
+                .type = shipped_cluster_names("|") + "|FILE"},
                {.name = "--sweep",
                 .target = &options->sweep,
                 .help = "With --cluster: a key and the values to compare, as world_size=8,16 "

@@ -6,7 +6,7 @@
 
 #include <charconv>
 
-#include "cli/nearest.h"
+#include "cli/other_words.h"
 #include "cli/recipe_values.h"
 #include "kernels/base/error.h"
 #include "sharding/plan.h"
@@ -77,9 +77,18 @@ AskedStrategies strategies_named(const std::string& text, const std::string& opt
     asked.dp = asked.dp || name == "dp";
     TESSERA_CHECK(asked.sharded.size() > before || name == "none" || name == "dp", ErrorCode::usage,
                   "{} {}: there are {}{}", option, word, fmt::join(names, ", "),
-                  did_you_mean(word, names));
+                  strategy_meant(word, names));
   }
   return asked;
+}
+
+std::string strategy_names(std::string_view separator) {
+  std::string names;
+  for (const StrategyRow& row : strategy_table) {
+    if (!names.empty()) names += separator;
+    names += row.name;
+  }
+  return names;
 }
 
 std::vector<SweepPoint> sweep_points(const std::vector<std::string>& axes, int world_size) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "sharding/strategy.h"
@@ -16,6 +17,9 @@ struct AskedStrategies {
 };
 // "all", which are the sharding strategies, or a list; Error(usage) that begins with `option`.
 AskedStrategies strategies_named(const std::string& text, const std::string& option);
+
+// The sharding strategies' names.
+std::string strategy_names(std::string_view separator);
 
 struct SweepPoint {
   int world_size = 1;

@@ -13,7 +13,7 @@
 #include <string_view>
 
 #include "cli/bytes_text.h"
-#include "cli/printable.h"
+#include "kernels/base/printable.h"
 
 namespace tessera::cli {
 namespace {

@@ -11,6 +11,7 @@
 
 #include "cli/accelerate_config.h"
 #include "cli/nearest.h"
+#include "cli/other_words.h"
 #include "cli/recipe_schema.h"
 #include "cli/recipe_values.h"
 #include "cli/small_file.h"
@@ -57,8 +58,26 @@ bool is_section(const std::string& name) {
                      [&](const RecipeKey& key) { return key.name.starts_with(name + "."); });
 }
 
-// Near names are sought in the same section first; then a key of exactly this name in another one.
+bool takes_data_sets(const std::string& name) {
+  return name == "data.train" || name == "data.valid";
+}
+
+// For data.valid.file, where data.valid is a key.
+std::string key_above(const std::string& name) {
+  for (std::string above = section_of(name); !above.empty(); above = section_of(above)) {
+    if (!is_key(above)) continue;
+    return takes_data_sets(above)
+               ? fmt::format("; {0} is set as a whole, as in --set '{0}={{file: FILE}}'", above)
+               : fmt::format("; {} is a key with a value, not a group of keys", above);
+  }
+  return "";
+}
+
+// What other tools call it comes first; near names are sought in the same section, then a key of
+// exactly this name in another one.
 std::string suggestion(const std::string& name) {
+  if (const std::string above = key_above(name); !above.empty()) return above;
+  if (const std::string known = other_key(name); !known.empty()) return known;
   const std::string section = section_of(name);
   const std::string word = last_part(name);
   std::set<std::string> siblings;
@@ -111,10 +130,6 @@ bool takes_free_text(const std::string& name) {
     if (has_name(key, name)) return key.free_text;
   }
   return false;
-}
-
-bool takes_data_sets(const std::string& name) {
-  return name == "data.train" || name == "data.valid";
 }
 
 Leaf parse_override(const std::string& text) {

@@ -4,11 +4,11 @@
 #include <memory>
 
 #include "cli/accelerate_config.h"
-#include "cli/printable.h"
 #include "cli/recipe.h"
 #include "cli/recipe_schema.h"
 #include "cli/subcommands.h"
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 
 namespace tessera::cli {
 namespace {

@@ -107,15 +107,21 @@ void validate_train(const Recipe& recipe) {
         "is SGD's; leave it out or set train.optimizer: sgd");
 }
 
+void check_divides(const Recipe& recipe, const std::string& key, std::int64_t group,
+                   int world_size) {
+  check(world_size % group == 0, recipe, key,
+        "{0} does not divide the {1} rank{2} of the world; start a multiple of {0} ranks (tessera "
+        "launch --nproc-per-node {3}), or set a divisor of {1}",
+        group, world_size, world_size == 1 ? "" : "s", (world_size / group + 1) * group);
+}
+
 void validate_sharding(const Recipe& recipe, int world_size) {
   const ShardingRecipe& sharding = recipe.sharding;
   if (is_hybrid(sharding.sharding_strategy) && sharding.group_size) {
-    check(world_size % *sharding.group_size == 0, recipe, "sharding.group_size",
-          "{} does not divide the {} ranks of the world", *sharding.group_size, world_size);
+    check_divides(recipe, "sharding.group_size", *sharding.group_size, world_size);
   }
   if (sharding.reduction_group) {
-    check(world_size % *sharding.reduction_group == 0, recipe, "sharding.reduction_group",
-          "{} does not divide the {} ranks of the world", *sharding.reduction_group, world_size);
+    check_divides(recipe, "sharding.reduction_group", *sharding.reduction_group, world_size);
   }
   check(sharding.transformer_layer_cls_to_wrap.empty() ||
             sharding.auto_wrap_policy == AutoWrapPolicy::transformer_based,

@@ -11,6 +11,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "cli/other_words.h"
 #include "cli/yaml_tree.h"
 #include "kernels/base/error.h"
 #include "models/value_range.h"
@@ -70,7 +71,8 @@ T read_choice(const YamlNode& node, const std::string& key, const std::vector<Ch
       return choice.value;
     }
   }
-  refuse_value(node, key, "one of " + choices_text(choices));
+  fail(ErrorCode::configuration, "{}: {} must be one of {}, got {}{}", node.where, key,
+       choices_text(choices), describe(node), other_value(key, node.text));
 }
 
 template <class T>

@@ -25,5 +25,7 @@ Command describe_recipe();
 Command describe_config();
 Command describe_test();
 Command describe_bench();
+Command describe_help();
+Command describe_version();
 
 }  // namespace tessera::cli

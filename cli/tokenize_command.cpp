@@ -14,10 +14,10 @@
 #include "checkpoint/file.h"
 #include "cli/bytes_text.h"
 #include "cli/interruption.h"
-#include "cli/printable.h"
 #include "cli/subcommands.h"
 #include "engine/data/tokenize_text.h"
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "tokenizers/load.h"
 
 namespace tessera::cli {

@@ -9,11 +9,11 @@
 #include "checkpoint/export.h"
 #include "checkpoint/file.h"
 #include "checkpoint/sharded_state.h"
-#include "cli/printable.h"
 #include "cli/recipe_task.h"
 #include "cli/restart.h"
 #include "cli/training_run.h"
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "models/adapter.h"
 
 namespace tessera::cli {

@@ -15,9 +15,9 @@
 #include "cli/bytes_text.h"
 #include "cli/checkpoint_output.h"
 #include "cli/interruption.h"
-#include "cli/printable.h"
 #include "cli/subcommands.h"
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 
 namespace tessera::cli {
 namespace {

@@ -8,7 +8,12 @@ cmake_minimum_required(VERSION 3.25)
 # What a public header may not lead to: the insides of the kernels and of the devices.
 set(internal "-inl\\.h$|^emulator/|^kernels/(cpu|cuda)/|^engine/(cpu|cuda)/|^sharding/comm/(nccl|control|shared|watch|hosts)/|^cli/|^bench/")
 
+# What every public header includes before anything else; `#if TESSERA_VERSION` needs no C++20.
+set(first kernels/base/cpp20.h)
+set(without_first ${first} version.h kernels/base/version.h)
+
 string(REPLACE "," ";" waiting "${HEADERS}")
+list(APPEND waiting ${first})
 set(written)
 while(waiting)
   list(POP_FRONT waiting header)
@@ -28,6 +33,9 @@ while(waiting)
   list(TRANSFORM included REPLACE "#include \"([^\"]+)\"" "\\1")
   list(APPEND waiting ${included})
   string(REGEX REPLACE "#include \"(tessera/)?([^\"]+)\"" "#include <tessera/\\2>" text "${text}")
+  if(NOT place IN_LIST without_first)
+    string(REPLACE "#pragma once\n" "#pragma once\n\n#include <tessera/${first}>\n" text "${text}")
+  endif()
   set(public ${DESTINATION}/tessera/${place})
   set(before)
   if(EXISTS ${public})

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "engine/backend.h"
+#include "kernels/base/home_process.h"
 #include "kernels/base/parallel.h"
 
 namespace tessera {
@@ -31,6 +32,7 @@ struct Event::State {
   explicit State(Device stream_device) : device(stream_device) {}
 
   const Device device;
+  const HomeProcess home;
   std::mutex mutex;
   std::condition_variable reached;
   bool done = false;  // the worker has come to the point
@@ -48,6 +50,7 @@ struct Event::State {
   }
 
   PointHandle wait_for_worker() {
+    home.require("waiting for a stream");
     std::unique_lock lock(mutex);
     reached.wait(lock, [&] { return done; });
     if (error) std::rethrow_exception(error);
@@ -103,6 +106,7 @@ struct Stream::State {
 
   const std::string name;
   const Device device;
+  const HomeProcess home;
   bool serial = false;
   std::unique_ptr<DeviceQueue> queue;  // of the worker, on a GPU
   mutable std::mutex mutex;
@@ -199,6 +203,11 @@ Stream::Stream(std::string name, Device device)
 // The queue's own destructor waits for what the device still has to do.
 Stream::~Stream() {
   if (!state_->worker.joinable()) return;
+  if (state_->home.left()) {
+    // The worker is the parent's: to join it, or to end what it waits on, would last for ever.
+    (void)state_.release();
+    return;
+  }
   {
     const std::lock_guard lock(state_->mutex);
     state_->stopping = true;
@@ -208,6 +217,7 @@ Stream::~Stream() {
 }
 
 Event Stream::enqueue(std::function<void()> work) {
+  if (!state_->serial) state_->home.require("work on a stream");
   Event event;
   event.state_ = std::make_shared<Event::State>(state_->device);
   State::Item item{std::move(work), event.state_, nullptr};
@@ -226,6 +236,7 @@ Event Stream::enqueue(std::function<void()> work) {
 
 Stream::Two Stream::enqueue(std::function<void()> first, std::function<void()> second) {
   if (state_->serial) return {enqueue(std::move(first)), enqueue(std::move(second))};
+  state_->home.require("work on a stream");
   Two events;
   events.first.state_ = std::make_shared<Event::State>(state_->device);
   events.second.state_ = std::make_shared<Event::State>(state_->device);

@@ -69,7 +69,7 @@ ts::SaveOptions adapters_alone(const ts::LoraOptions& lora, const std::string& b
   return options;
 }
 
-int main(int argc, char** argv) {
+int adapt(int argc, char** argv) {
   const ts::Context context = ts::init();
   const std::string out = argc > 1 ? argv[1] : "out/own_adapter";
   if (context.is_main()) std::filesystem::remove_all(out);
@@ -98,4 +98,8 @@ int main(int argc, char** argv) {
   ts::save(context, out + "/adapter", model, optimizer, adapters_alone(lora, out + "/base/step-0"));
   if (context.is_main()) std::printf("the other task: loss %.1e, adapted %.1e\n", before, after);
   return after < before / 2 ? 0 : 1;
+}
+
+int main(int argc, char** argv) {
+  return ts::run([&] { return adapt(argc, argv); });
 }

@@ -90,7 +90,7 @@ ts::tasks::SentencePairs evaluation_pairs() {
   return pairs;
 }
 
-int main() {
+int train_and_evaluate() {
   ts::Context context = ts::init();
   ts::manual_seed(1);
   OwnEncoder net;
@@ -127,4 +127,8 @@ int main() {
     if (context.is_main() && step % 50 == 0) std::printf("loss %.4f\n", loss.item());
   }
   return evaluate() > before + 0.2 ? 0 : 1;
+}
+
+int main() {
+  return ts::run([] { return train_and_evaluate(); });
 }

@@ -27,7 +27,7 @@ ts::data::TensorLoader bright_bands(std::int64_t samples) {
           {.batch_size = 32, .shuffle = true}};
 }
 
-int main(int argc, char** argv) {
+void train(int argc, char** argv) {
   auto loader = bright_bands(4096);
   ts::Context context = ts::init();  // torchrun's variables, or one rank
   Net net;
@@ -43,4 +43,8 @@ int main(int argc, char** argv) {
     if (context.is_main()) std::printf("loss %.4f\n", loss.item());
   }
   ts::save(context, argc > 1 ? argv[1] : "out", model, optimizer);
+}
+
+int main(int argc, char** argv) {
+  return ts::run([&] { train(argc, argv); });  // errors: one line, an exit code
 }

@@ -24,6 +24,7 @@
 #include "sharding/fully_shard.h"
 #include "sharding/loss_scaler.h"
 #include "sharding/plan.h"
+#include "sharding/run.h"
 #include "sharding/step_recorder.h"
 #include "sharding/trace.h"
 #include "tessera/version.h"

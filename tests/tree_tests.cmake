@@ -34,7 +34,9 @@ endif()
 add_test(NAME cli/completion
          COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/cli/completion_test.py
                  $<TARGET_FILE:tessera_program> ${PROJECT_SOURCE_DIR}/cli/completion.bash)
-set_tests_properties(cli/completion PROPERTIES LABELS "cli;quick" TIMEOUT 60)
+add_test(NAME cli/seed_table
+         COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/cli/seed_table_test.py ${PROJECT_SOURCE_DIR})
+set_tests_properties(cli/completion cli/seed_table PROPERTIES LABELS "cli;quick" TIMEOUT 60)
 # What the planner predicts for published runs: within 20 %, or with a cause, and in the measured order.
 add_test(NAME cli/published_runs
          COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/bench/published/compare.py
@@ -76,6 +78,10 @@ if(TESSERA_EXAMPLES)
            COMMAND ${CMAKE_BINARY_DIR}/tessera launch --nproc-per-node 2 -- ${CMAKE_BINARY_DIR}/examples/own_module
                    ${CMAKE_BINARY_DIR}/own-module-checkpoint)
   set_tests_properties(consumer/own_module_example PROPERTIES LABELS "consumer;quick" TIMEOUT 120 PROCESSORS 2)
+  add_test(NAME consumer/own_program_error
+           COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/consumer/own_program_error_test.py
+                   ${CMAKE_BINARY_DIR}/tessera ${CMAKE_BINARY_DIR}/examples/own_module)
+  set_tests_properties(consumer/own_program_error PROPERTIES LABELS "consumer;quick" TIMEOUT 120 PROCESSORS 2)
   add_test(NAME consumer/own_encoder_example
            COMMAND ${CMAKE_BINARY_DIR}/tessera launch --nproc-per-node 2 -- ${CMAKE_BINARY_DIR}/examples/own_encoder)
   add_test(NAME consumer/own_adapter_example

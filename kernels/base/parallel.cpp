@@ -11,6 +11,8 @@
 #include <exception>
 #include <mutex>
 
+#include "kernels/base/home_process.h"
+
 namespace tessera {
 namespace {
 
@@ -61,8 +63,16 @@ bool inside_parallel_for() {
   return omp_in_parallel() != 0;
 }
 
+// OpenMP starts a pool at a thread's first parallel region.
+void require_pool() {
+  if (compute_threads() == 1) return;
+  thread_local const HomeProcess pool;
+  pool.require("computing");
+}
+
 void detail::parallel_for_pool(std::int64_t begin, std::int64_t end, std::int64_t grain,
                                const std::function<void(std::int64_t, std::int64_t)>& body) {
+  require_pool();
   const std::int64_t grains = (end - begin + grain - 1) / grain;
   const auto threads = static_cast<int>(std::min<std::int64_t>(compute_threads(), grains));
   std::exception_ptr error;
@@ -88,6 +98,8 @@ void detail::parallel_for_pool(std::int64_t begin, std::int64_t end, std::int64_
 bool inside_parallel_for() {
   return false;
 }
+
+void require_pool() {}
 
 void detail::parallel_for_pool(std::int64_t begin, std::int64_t end, std::int64_t /*grain*/,
                                const std::function<void(std::int64_t, std::int64_t)>& body) {

@@ -16,6 +16,11 @@ void set_compute_threads(int threads);
 // Whether the caller is one of several threads of a parallel_for.
 bool inside_parallel_for();
 
+// Before a call of a library that uses the pool by itself, as oneDNN does: throws std::logic_error
+// in a process that fork() made from one whose pool was at work already, where the call would never
+// return.
+void require_pool();
+
 namespace detail {
 void parallel_for_pool(std::int64_t begin, std::int64_t end, std::int64_t grain,
                        const std::function<void(std::int64_t, std::int64_t)>& body);

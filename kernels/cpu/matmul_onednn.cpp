@@ -205,6 +205,7 @@ bool onednn_rounds_rows_alike() {
 }
 
 void onednn_sgemm(const Matmul& product) {
+  require_pool();
   TESSERA_ONEDNN(
       dnnl_sgemm(product.transpose_a ? 'T' : 'N', product.transpose_b ? 'T' : 'N', product.m,
                  product.n, product.k, product.alpha, static_cast<const float*>(product.a),
@@ -238,6 +239,7 @@ bool onednn_bfloat16(const Matmul& product) {
     TESSERA_ONEDNN(set_address(cached.scratchpad, thread.scratchpad(cached.scratchpad_bytes)),
                    product);
   }
+  require_pool();
   TESSERA_ONEDNN(dnnl_primitive_execute(cached.primitive.get(), thread.stream().get(),
                                         cached.argument_count, cached.arguments.data()),
                  product);

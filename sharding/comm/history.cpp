@@ -146,6 +146,10 @@ std::vector<HistoryEntry> History::get() const {
   return entries;
 }
 
+std::string histories_title() {
+  return fmt::format("the last {} collectives of each rank: ", history_length);
+}
+
 std::string describe_histories(const std::vector<RankHistory>& histories) {
   std::vector<std::uint64_t> order;
   std::map<std::uint64_t, Channel> channels;
@@ -166,9 +170,7 @@ std::string describe_histories(const std::vector<RankHistory>& histories) {
     text += text.empty() ? "" : "; on ";
     text += describe_channel(channels[number], histories.size());
   }
-  return text.empty()
-             ? text
-             : fmt::format("the last {} collectives of each rank: on {}", history_length, text);
+  return text.empty() ? text : histories_title() + "on " + text;
 }
 
 }  // namespace tessera::comm

@@ -52,6 +52,8 @@ struct RankHistory {
   std::vector<HistoryEntry> entries;
 };
 
+// How the line of describe_histories() begins.
+std::string histories_title();
 // One line: by channel, what all of them called once, and who did not come to the rest. Empty when
 // there is nothing to tell.
 std::string describe_histories(const std::vector<RankHistory>& histories);

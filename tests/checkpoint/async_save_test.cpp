@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <stdexcept>
 #include <thread>
 
@@ -14,6 +15,7 @@
 #include "checkpoint/manifest.h"
 #include "checkpoint/support.h"
 #include "sharding/mixed_module.h"
+#include "tests/support/processes.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -180,6 +182,27 @@ TEST(AsyncSave, IsFinishedWhenAnExceptionPasses) {
                       }),
                std::runtime_error);
   verify(folder.path() / "step-1");
+}
+
+TEST(AsyncSave, IsTheParentsAfterAFork) {
+  const TemporaryFolder folder;
+  SlowWrites slow;
+  launch(1, [&](Context& context) {
+    Toy toy(context, false);
+    auto saver = std::make_unique<AsyncSaver>(context, toy.model(), toy.optimizer());
+    toy.step();
+    const ScopedSystemCalls scope(slow);
+    (void)saver->save(folder.path(), {.step = 1});
+    tessera::testing::Processes child(1, [&](int, std::atomic<int>&) {
+      EXPECT_THROW((void)saver->wait(), std::logic_error);
+      saver.reset();  // would wait for the thread that saves
+    });
+    const auto outcome = child.wait(std::chrono::seconds(20)).front();
+    EXPECT_FALSE(outcome.timed_out);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.message;
+    EXPECT_TRUE(saver->wait().has_value());
+  });
+  EXPECT_TRUE(fs::exists(folder.path() / "step-1" / manifest_name));
 }
 
 TEST(AsyncSave, IsAbandonedWhenARankIsGone) {

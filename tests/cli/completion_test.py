@@ -30,7 +30,7 @@ class Completion(unittest.TestCase):
         self.assertEqual(completed("la"), ["launch"])
         every = completed("")
         for name in ("train", "plan", "launch", "convert", "inspect", "verify", "generate", "tokenize", "encode",
-                     "evaluate", "recipe", "env", "config", "test", "bench",
+                     "evaluate", "recipe", "env", "config", "test", "bench", "help", "version",
                      "--version", "--help"):
             self.assertIn(name, every)
 
@@ -44,6 +44,55 @@ class Completion(unittest.TestCase):
         self.assertEqual(completed("config", "--ke"), ["--keys"])
         self.assertEqual(completed("config", "explain", "--world"), ["--world-size"])
         self.assertEqual(completed("config", "check", ""), [])
+
+    def test_values_of_options(self):
+        self.assertEqual(completed("train", "recipe.yaml", "--device", ""), ["auto", "cpu", "cuda"])
+        self.assertEqual(completed("train", "--device", "=", "cu"), ["cuda"])
+        self.assertEqual(completed("train", "--device", "="), ["auto", "cpu", "cuda"])  # bash's last word is the sign
+        self.assertEqual(completed("evaluate", "folder", "--sharding_strategy", "NO"), ["NO_SHARD"])
+        self.assertEqual(completed("evaluate", "--task", "p"), ["perplexity"])
+        self.assertEqual(completed("convert", "a", "b", "--to", "h"), ["hf"])
+        self.assertEqual(completed("plan", "--strategy", "al"), ["all"])
+        self.assertIn("FULL_SHARD", completed("plan", "--strategy", ""))
+        self.assertEqual(completed("plan", "--cluster", "h1"), ["h100"])
+        self.assertEqual(completed("config", "default", "--mixed-precision", "b"), ["bf16"])
+        self.assertEqual(completed("launch", "--nproc-per-node", ""), ["auto", "cpu", "gpu"])
+        # Lists: the last element.
+        self.assertEqual(completed("bench", "--precisions", "fp32,b"), ["fp32,bf16"])
+        self.assertEqual(completed("bench", "--strategies", "dp,SHARD_G"), ["dp,SHARD_GRAD_OP"])
+        # No list of values, and a flag.
+        self.assertEqual(completed("train", "--config-file", ""), [])
+        self.assertEqual(completed("env", "--json", "--he"), ["--help"])
+
+    def test_every_value_of_an_option_is_one(self):
+        """A value that the program does not know is refused by naming those that there are."""
+        for words in (["train", "x.yaml", "--device"], ["evaluate", "x", "--data", "x", "--task"],
+                      ["convert", "x", "y", "--to"], ["bench", "x.yaml", "--strategies"], ["plan", "x.yaml", "--strategy"]):
+            values = completed(*words, "")
+            self.assertGreaterEqual(len(values), 3, words)
+            for value in values:
+                refusal = subprocess.run([PROGRAM, *words, value], capture_output=True, text=True).stderr
+                self.assertNotRegex(refusal, "there are|must be|did you mean", value)
+
+    def test_values_of_keys(self):
+        self.assertEqual(completed("train", "--set", "sharding.sharding_strategy", "=", "NO"), ["NO_SHARD"])
+        self.assertEqual(completed("train", "--set", "=", "train.optimizer", "="), ["adamw", "sgd"])
+        self.assertEqual(completed("train", "--set", "data.shuffle", "=", ""), ["false", "true"])
+        self.assertEqual(completed("train", "--set", "sharding.loss_scale", "=", ""), ["dynamic"])
+        self.assertEqual(completed("train", "--set", "train.lr", "=", ""), [])
+        self.assertEqual(completed("recipe", "--set", "data.train", "=", ""), [])
+
+    def test_what_launch_starts(self):
+        self.assertEqual(completed("launch", "--nproc-per-node", "2", "--", ""), ["tessera"])
+        self.assertEqual(completed("launch", "--", "tessera", "tr"), ["train"])
+        self.assertEqual(completed("launch", "--", "build/tessera", "train", "--dev"), ["--device"])
+        self.assertEqual(completed("launch", "--nnodes", "1", "tessera", "train", "--device", "cu"), ["cuda"])
+        self.assertEqual(completed("launch", "--", "tessera", "train", "--set", "train.optimizer", "=", "s"), ["sgd"])
+        self.assertEqual(completed("launch", "--", "python3", "tessera", "--max"), [])
+
+    def test_help_takes_subcommands(self):
+        self.assertEqual(completed("help", "ver"), ["verify", "version"])
+        self.assertEqual(completed("help", "config", "ex"), ["explain"])
 
     def test_keys_have_their_section(self):
         self.assertEqual(completed("train", "recipe.yaml", "--set", "train.lr_dec"), ["train.lr_decay_steps="])

@@ -150,13 +150,20 @@ TEST(ConfigCommand, ExplainsAFileAndItsCosts) {
   const TemporaryFolder folder;
   const std::string file = (folder / "a.yaml").string();
   std::ofstream(file) << "distributed_type: FSDP\nnum_processes: 2\nmixed_precision: bf16\n"
-                         "fsdp_config:\n  fsdp_sharding_strategy: 2\n";
+                         "debug: false\nfsdp_config:\n  fsdp_sharding_strategy: 2\n";
   const Ended alone = run_program({"config", "explain", file});
   ASSERT_EQ(alone.code, 0) << alone.err;
   EXPECT_NE(alone.out.find("  fsdp_sharding_strategy: 2\n"
                            "      sharding.sharding_strategy: SHARD_GRAD_OP\n"),
             std::string::npos)
       << alone.out;
+  // What the key does, and what its value means.
+  for (const char* words : {"      2: SHARD_GRAD_OP: parameters, gradients and moments are split;",
+                            "      bf16: computed and sent in bf16, half of the bytes\n",
+                            "      FSDP: sharded, as fsdp_config says\n",
+                            "      no effect: Collectives are always checked"}) {
+    EXPECT_NE(alone.out.find(words), std::string::npos) << words << " is not in\n" << alone.out;
+  }
   EXPECT_NE(alone.out.find("checkpoint.state_dict_type: FULL_STATE_DICT"), std::string::npos);
   EXPECT_EQ(alone.out.find("a rank holds"), std::string::npos);
   const Ended costs = run_program({"config", "explain", file, example_recipe(), "--set",

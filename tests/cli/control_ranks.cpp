@@ -9,9 +9,9 @@
 #include <thread>
 #include <vector>
 
-#include "cli/failure.h"
 #include "sharding/comm/control/bootstrap.h"
 #include "sharding/comm/timeout.h"
+#include "sharding/failure.h"
 
 int main(int argc, char** argv) {
   using namespace tessera::comm;
@@ -42,8 +42,8 @@ int main(int argc, char** argv) {
     std::printf("rank %d has ended in good order\n", world.rank);
     return 0;
   } catch (...) {
-    const auto failure = tessera::cli::current_failure();
-    tessera::cli::report_failure(*failure);
+    const auto failure = tessera::current_failure();
+    tessera::report_failure(*failure);
     return failure->code;
   }
 }

@@ -12,6 +12,7 @@ namespace tessera::cli {
 namespace {
 
 using testing::Ended;
+using testing::Program;
 using testing::read_text;
 using testing::run_program;
 using testing::Settings;
@@ -255,6 +256,28 @@ TEST(LaunchThreads, HaveTheBitsOfProcesses) {
   const std::string weights = read_text(folder.path("processes/step-3/model.safetensors"));
   ASSERT_FALSE(weights.empty());
   EXPECT_EQ(read_text(folder.path("threads/step-3/model.safetensors")), weights);
+}
+
+// Nobody has to put a build on PATH.
+TEST(LaunchSpelling, TesseraThatIsNotOnPathIsThisProgram) {
+  const std::map<std::string, std::string> bare = {{"PATH", "/usr/bin:/bin"}};
+  Program itself({"launch", "--nproc-per-node", "2", "--", "tessera", "version"}, bare);
+  EXPECT_EQ(itself.wait(), 0) << itself.err();
+  EXPECT_EQ(itself.out().substr(0, 8), "tessera ");
+  EXPECT_EQ(std::count(itself.out().begin(), itself.out().end(), '\n'), 2);
+  // One that is there goes first.
+  const TemporaryFolder folder;
+  std::ofstream(folder / "tessera") << "#!/bin/sh\necho another\n";
+  std::filesystem::permissions(folder / "tessera", std::filesystem::perms::owner_all);
+  Program another({"launch", "--", "tessera", "version"},
+                  {{"PATH", (folder / "").string() + ":/usr/bin:/bin"}});
+  EXPECT_EQ(another.wait(), 0) << another.err();
+  EXPECT_EQ(another.out(), "another\n");
+  Program word({"launch", "--", "train", "recipe.yaml"}, bare);
+  EXPECT_EQ(word.wait(), 2);
+  EXPECT_EQ(word.err(),
+            "tessera: error: cannot run train: there is no program of this name; did you mean "
+            "tessera train?\n");
 }
 
 }  // namespace

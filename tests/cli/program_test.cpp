@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/nearest.h"
+#include "cli/subcommands.h"
 #include "tests/cli/program_testing.h"
 
 namespace tessera::cli {
@@ -31,6 +32,73 @@ TEST(Program, HelpAndVersionAreAnswers) {
   EXPECT_EQ(launch.wait(), 0);
   EXPECT_NE(launch.out().find("--max-restarts"), std::string::npos);
   EXPECT_NE(launch.out().find("127.0.0.1"), std::string::npos) << "defaults are shown";
+}
+
+TEST(Program, HelpAndVersionAreSubcommandsToo) {
+  const auto out_of = [](const std::vector<std::string>& arguments) {
+    Program program(arguments);
+    EXPECT_EQ(program.wait(), 0) << program.err();
+    return program.out();
+  };
+  EXPECT_EQ(out_of({"help"}), out_of({"--help"}));
+  EXPECT_EQ(out_of({"help", "train"}), out_of({"train", "--help"}));
+  EXPECT_EQ(out_of({"help", "config", "check"}), out_of({"config", "check", "--help"}));
+  EXPECT_EQ(out_of({"version"}), out_of({"--version"}));
+  Program unknown({"help", "lanch"});
+  EXPECT_EQ(unknown.wait(), 2);
+  EXPECT_EQ(unknown.err(),
+            "tessera: error: unknown subcommand lanch; did you mean launch? (tessera --help lists "
+            "them)\n");
+}
+
+// The example is a command line of its subcommand, with options that the help lists.
+TEST(Program, EveryHelpHasAnExample) {
+  std::vector<std::vector<std::string>> commands = {
+      {"config", "default"}, {"config", "check"}, {"config", "explain"}};
+  for (const Subcommand& subcommand : subcommands()) commands.push_back({subcommand.name});
+  for (std::vector<std::string> command : commands) {
+    std::string name = "tessera";
+    for (const std::string& word : command) name += " " + word;
+    command.emplace_back("--help");
+    Program program(command);
+    ASSERT_EQ(program.wait(), 0) << name;
+    const std::string help = program.out();
+    const std::size_t begin = help.find("Example:\n  " + name);
+    ASSERT_NE(begin, std::string::npos) << help;
+    std::istringstream example(help.substr(begin));
+    for (std::string word; example >> word && word != "--";) {
+      if (!word.starts_with("--")) continue;
+      EXPECT_NE(help.substr(0, begin).find(word), std::string::npos) << name << ": " << word;
+    }
+  }
+}
+
+TEST(Program, OptionsOfOtherToolsAndKeysAreAnswered) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"launch", "--num-gpus", "2", "--", "true"},
+       "unknown option --num-gpus; it is --nproc-per-node here"},
+      {{"train", "r.yaml", "--learning_rate", "1e-4"},
+       "unknown option --learning-rate; it is a key of the recipe: --set train.lr=VALUE"},
+      {{"train", "r.yaml", "--lr=1e-4"},
+       "unknown option --lr; it is a key of the recipe: --set train.lr=VALUE"},
+      {{"train", "r.yaml", "--config", "x"},
+       "unknown option --config; the recipe is an argument without an option"},
+      {{"plan", "r.yaml", "--strategy", "ddp"}, "ddp: there are all, none, dp, NO_SHARD"},
+      {{"plan", "r.yaml", "--strategy", "ddp"}, "; it is NO_SHARD here"},
+      {{"evaluate", "x", "--data", "x", "--sharding-strategy", "fsdp"}, "; it is FULL_SHARD here"},
+      {{"bench", "r.yaml", "--strategies", "none,ddp"}, "; it is NO_SHARD here"},
+      {{"bench", "r.yaml", "--strategies", "ZeRO-3"}, "; it is FULL_SHARD here"},
+  };
+  const TemporaryFolder folder;
+  std::ofstream(folder / "r.yaml") << "data: {train: x}\n";
+  for (auto [arguments, expected] : cases) {
+    for (std::string& word : arguments) {
+      if (word == "r.yaml") word = (folder / "r.yaml").string();
+    }
+    Program program(arguments);
+    EXPECT_EQ(program.wait(), 2) << expected;
+    EXPECT_NE(program.err().find(expected), std::string::npos) << program.err();
+  }
 }
 
 TEST(Program, UsageErrorsAreOneLineWithTheNearestName) {

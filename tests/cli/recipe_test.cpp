@@ -7,8 +7,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <sstream>
 
+#include "cli/other_words.h"
 #include "cli/recipe_schema.h"
 #include "kernels/base/error.h"
 
@@ -186,6 +188,76 @@ TEST(Recipe, UnknownKeysNameTheNearest) {
             "sharding, train");
 }
 
+TEST(Recipe, WordsOfOtherToolsAreAnswered) {
+  EXPECT_EQ(refusal_of("train: {learning_rate: 1e-4}"),
+            "r.yaml:1: unknown key train.learning_rate; it is train.lr here");
+  EXPECT_EQ(refusal_of("learning_rate: 1e-4"),
+            "r.yaml:1: unknown key learning_rate; it is train.lr here");
+  EXPECT_EQ(
+      refusal_of("train: {num_train_epochs: 3}"),
+      "r.yaml:1: unknown key train.num_train_epochs; it is train.steps here: runs are counted "
+      "in optimizer steps, not in epochs");
+  EXPECT_EQ(refusal_of("train: {steps: 5}", {"train.Max-Steps=7"}),
+            "--set train.Max-Steps=7: unknown key train.Max-Steps; it is train.steps here");
+  EXPECT_EQ(refusal_of("training: {steps: 5}"), "r.yaml:1: unknown key training; it is train here");
+  EXPECT_EQ(
+      refusal_of("train: {steps: 5}", {"data.valid.file=x"}),
+      "--set data.valid.file=x: unknown key data.valid.file; data.valid is set as a whole, as "
+      "in --set 'data.valid={file: FILE}'");
+  EXPECT_EQ(refusal_of("train: {steps: 5}", {"train.lr.max=x"}),
+            "--set train.lr.max=x: unknown key train.lr.max; train.lr is a key with a value, not a "
+            "group of keys");
+  const auto strategy = [](const std::string& word) {
+    const std::string text = refusal_of("sharding: {sharding_strategy: " + word + "}");
+    return text.substr(text.find("got"));
+  };
+  EXPECT_EQ(strategy("ZERO3"), "got ZERO3; it is FULL_SHARD here");
+  EXPECT_EQ(strategy("ZeRO-2"), "got ZeRO-2; it is SHARD_GRAD_OP here");
+  EXPECT_EQ(strategy("zero_1"), "got zero_1; it is SHARD_OPTIMIZER here");
+  EXPECT_EQ(strategy("ddp"), "got ddp; it is NO_SHARD here");
+  EXPECT_EQ(
+      refusal_of("sharding: {mixed_precision: bf16-mixed}"),
+      "r.yaml:1: sharding.mixed_precision must be one of no | bf16 | fp16, got bf16-mixed; it "
+      "is bf16 here");
+}
+
+// Each answer of the table is a name that exists, for a word that is no name.
+TEST(Recipe, TheTableOfOtherWordsFitsTheKeys) {
+  const auto key_of = [](std::string_view name) -> const RecipeKey* {
+    for (const RecipeKey& key : recipe_keys()) {
+      if (key.name == name) return &key;
+    }
+    return nullptr;
+  };
+  const auto is_section = [](std::string_view name) {
+    return std::any_of(recipe_keys().begin(), recipe_keys().end(), [&](const RecipeKey& key) {
+      return key.name.starts_with(std::string(name) + ".");
+    });
+  };
+  std::set<std::pair<std::string_view, std::string_view>> seen;
+  for (const OtherWord& row : other_words()) {
+    EXPECT_TRUE(seen.emplace(row.of, row.word).second) << row.word << " stands there twice";
+    EXPECT_NE(other_word(row.of, row.word), nullptr) << row.word << " is not folded";
+    EXPECT_FALSE(row.here.empty() && row.note.empty()) << row.word;
+    if (row.of == "option") continue;
+    if (row.of == "key") {
+      EXPECT_TRUE(row.here.empty() || key_of(row.here) != nullptr || is_section(row.here))
+          << row.word << ": " << row.here;
+      EXPECT_NE(refusal_of("{" + std::string(row.word) + ": 1}").find(other_key(row.word)),
+                std::string::npos)
+          << row.word << " is a key here";
+      continue;
+    }
+    const std::string name(row.of == "strategy" ? "sharding.sharding_strategy" : row.of);
+    ASSERT_NE(key_of(name), nullptr) << name;
+    if (row.here.empty()) continue;
+    EXPECT_NE(key_of(name)->type.find(row.here), std::string::npos) << name << ": " << row.here;
+    EXPECT_NE(refusal_of("data: {}", {name + "=" + std::string(row.word)}).find("it is"),
+              std::string::npos)
+        << name << ": " << row.word << " is taken";
+  }
+}
+
 TEST(Recipe, WrongValuesAreNamed) {
   EXPECT_EQ(refusal_of("train:\n  steps: many\n"),
             "r.yaml:2: train.steps must be a whole number, got many");
@@ -313,11 +385,14 @@ TEST(Recipe, KeysThatDoNotFitEachOther) {
   EXPECT_EQ(invalid("model: {architecture: llama, rope_scaling: {rope_type: llama3, factor: 8}}"),
             "r.yaml: model.rope_scaling.low_freq_factor is missing for rope_type llama3");
   EXPECT_EQ(invalid("sharding: {sharding_strategy: HYBRID_SHARD, group_size: 3}", 4),
-            "r.yaml:2: sharding.group_size 3 does not divide the 4 ranks of the world");
+            "r.yaml:2: sharding.group_size 3 does not divide the 4 ranks of the world; start a "
+            "multiple of 3 ranks (tessera launch --nproc-per-node 6), or set a divisor of 4");
   EXPECT_EQ(invalid("sharding: {sharding_strategy: HYBRID_SHARD, group_size: 3}", 6), "(accepted)");
   EXPECT_EQ(invalid("sharding: {sharding_strategy: FULL_SHARD, group_size: 3}", 4), "(accepted)");
-  EXPECT_EQ(invalid("sharding: {reduction_group: 3}", 4),
-            "r.yaml:2: sharding.reduction_group 3 does not divide the 4 ranks of the world");
+  EXPECT_EQ(
+      invalid("sharding: {reduction_group: 3}", 4),
+      "r.yaml:2: sharding.reduction_group 3 does not divide the 4 ranks of the world; start a "
+      "multiple of 3 ranks (tessera launch --nproc-per-node 6), or set a divisor of 4");
   // A run may be cut short inside its warm-up.
   EXPECT_EQ(invalid("train: {steps: 10, warmup_steps: 20}"), "(accepted)");
   EXPECT_EQ(invalid("train: {min_lr: 1}"), "r.yaml:2: train.min_lr 1 is above train.lr 0.0003");

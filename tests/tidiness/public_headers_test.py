@@ -14,9 +14,11 @@ TREE = {
     "tessera/version.h": "#pragma once\n// a; b [c] \\ ${d} @e@ \"engine/tensor.h\"\n",
     "engine/tensor.h": '#pragma once\n#include "kernels/base/dtype.h"\nauto text = R"(;)";\n',
     "kernels/base/dtype.h": "#pragma once\n",
+    "kernels/base/cpp20.h": "#pragma once\n// checks\n",
     "engine/internal.h": "#pragma once\n",
     "kernels/cpu/simd.h": "#pragma once\n",
 }
+FIRST = "#pragma once\n\n#include <tessera/kernels/base/cpp20.h>\n"  # but for the version's, which any C++ may ask for
 
 
 class PublicHeaders(unittest.TestCase):
@@ -43,13 +45,15 @@ class PublicHeaders(unittest.TestCase):
         self.assertEqual(self.write().returncode, 0)
         files = self.files()
         self.assertEqual(set(files), {"tessera/tessera.h", "tessera/version.h", "tessera/engine/tensor.h",
-                                      "tessera/kernels/base/dtype.h"})
+                                      "tessera/kernels/base/dtype.h", "tessera/kernels/base/cpp20.h"})
+        self.assertEqual(files["tessera/kernels/base/cpp20.h"].read_text(), TREE["kernels/base/cpp20.h"])
         self.assertEqual(files["tessera/tessera.h"].read_text(),
-                         "#pragma once\n#include <vector>\n\n#include <tessera/engine/tensor.h>\n"
+                         FIRST + "#include <vector>\n\n#include <tessera/engine/tensor.h>\n"
                          "#include <tessera/version.h>\n")
         self.assertEqual(files["tessera/version.h"].read_text(), TREE["tessera/version.h"])
         self.assertEqual(files["tessera/engine/tensor.h"].read_text(),
-                         TREE["engine/tensor.h"].replace('"kernels/base/dtype.h"', "<tessera/kernels/base/dtype.h>"))
+                         TREE["engine/tensor.h"].replace('"kernels/base/dtype.h"', "<tessera/kernels/base/dtype.h>")
+                         .replace("#pragma once\n", FIRST))
 
     def test_only_what_differs_is_touched(self):
         self.write()

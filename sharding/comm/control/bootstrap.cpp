@@ -19,6 +19,7 @@
 
 #include "kernels/base/error.h"
 #include "sharding/comm/control/mpi_broadcast.h"
+#include "sharding/comm/wait_notice.h"
 
 namespace tessera::comm::control {
 namespace {
@@ -107,6 +108,7 @@ std::shared_ptr<RankControl> join(const std::function<std::optional<Address>()>&
                                   const Patience& patience) {
   const auto deadline = Clock::now() + patience.rendezvous;
   std::string last = "nobody listens there";
+  WaitNotice notice(patience.rendezvous);
   do {
     const Address address = where().value_or(Address{});
     for (int port = address.first_port; port < address.first_port + address.ports; ++port) {
@@ -118,6 +120,8 @@ std::shared_ptr<RankControl> join(const std::function<std::optional<Address>()>&
         last = other.what();
       }
     }
+    notice.look(
+        [&] { return fmt::format("rank {} waits for rank 0 at {}: {}", world.rank, place, last); });
     std::this_thread::sleep_for(pause);
   } while (Clock::now() < deadline);
   fail(ErrorCode::rank_failed, "rank {} did not find rank 0 by {} within {} s: {}", world.rank,
@@ -162,6 +166,8 @@ ControlPlane connect_control_plane(const World& world, const Patience& patience,
   Address address{world.master_address, world.master_port, ports_tried};
   std::string announced;
   if (world.rank == 0) {
+    // The other hosts' ranks will not find what this one cannot.
+    if (way == "tcp" && !one_host) require_address(world.master_address);
     // The ranks of one host come by its loopback, if MASTER_ADDR says nothing else.
     FileDescriptor listener = listen_near(way == "tcp" ? world.master_port : 0,
                                           one_host && is_loopback(world.master_address));

@@ -36,6 +36,7 @@ HubServer::HubServer(FileDescriptor listener, const World& world, const JobKey& 
             {.strangers = more_strangers + static_cast<std::size_t>(world.size)}),
       wake_(TESSERA_SYSTEM(eventfd(0, EFD_CLOEXEC))),
       began_(Clock::now()),
+      notice_(options.rendezvous),
       clock_(4 * poll_interval),
       ranks_(static_cast<std::size_t>(world.size)) {}
 

@@ -15,6 +15,7 @@
 #include "sharding/comm/control/hub.h"
 #include "sharding/comm/control/payloads.h"
 #include "sharding/comm/history.h"
+#include "sharding/comm/wait_notice.h"
 #include "sharding/comm/watch/running_clock.h"
 
 struct pollfd;
@@ -82,6 +83,7 @@ class HubServer {
   // Null when it does not wait, as far as can be told.
   [[nodiscard]] const Post* waits_in(std::int32_t rank, std::string* group_name) const;
   [[nodiscard]] std::vector<std::int32_t> missing_in(const RoundKey& key, const Round& round) const;
+  // "rank(s) 2, 3 of 4".
   [[nodiscard]] std::string missing_at_rendezvous() const;
   [[nodiscard]] std::string name_of_rank(std::int32_t rank) const;
   [[nodiscard]] std::string names_of(const std::vector<std::int32_t>& ranks) const;
@@ -101,6 +103,7 @@ class HubServer {
   std::atomic<std::chrono::steady_clock::rep> stop_at_{0};
   std::chrono::steady_clock::time_point delivered_{};  // when there was nothing left to deliver
   const std::chrono::steady_clock::time_point began_;
+  WaitNotice notice_;
   RunningClock clock_;
   Time last_post_{0};
   Time last_look_{0};

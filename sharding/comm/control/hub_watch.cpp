@@ -19,8 +19,10 @@ void HubServer::look_at_clocks() {
   if (!failure_.empty()) return;
   if (!complete_) {
     if (std::chrono::steady_clock::now() - began_ > options_.rendezvous) {
-      fail_job(missing_at_rendezvous());
+      fail_job(fmt::format("{} did not come within {} s", missing_at_rendezvous(),
+                           seconds(options_.rendezvous)));
     }
+    notice_.look([this] { return "rank 0 waits for " + missing_at_rendezvous(); });
     return;
   }
   look_for_silent_ranks();
@@ -145,8 +147,7 @@ std::string HubServer::missing_at_rendezvous() const {
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
     if (!ranks_[rank].present) missing += fmt::format("{}{}", missing.empty() ? "" : ", ", rank);
   }
-  return fmt::format("rank(s) {} of {} did not come within {} s", missing, ranks_.size(),
-                     seconds(options_.rendezvous));
+  return fmt::format("rank(s) {} of {}", missing, ranks_.size());
 }
 
 std::string HubServer::name_of_rank(std::int32_t rank) const {

@@ -186,6 +186,7 @@ void RankControl::throw_failure(const Call& call) const {
 }
 
 void RankControl::check(const Call& call) const {
+  if (home_.left()) home_.require(describe(call));
   const std::lock_guard lock(mutex_);
   if (failure_) throw_failure(call);
 }
@@ -196,6 +197,7 @@ void RankControl::check_soon(const Call& call, std::chrono::milliseconds wait) c
 }
 
 void RankControl::abort(std::string_view reason) noexcept {
+  if (home_.left()) return;
   try {
     const std::lock_guard lock(sending_);
     send_frame(connection_.get(), {.kind = FrameKind::failure}, reason);
@@ -205,11 +207,13 @@ void RankControl::abort(std::string_view reason) noexcept {
 }
 
 void RankControl::introduce(std::uint64_t group, const GroupOfRanks& ranks) {
+  home_.require("a collective");
   const std::lock_guard lock(sending_);
   send_frame(connection_.get(), {.kind = FrameKind::group, .group = group}, encode(ranks));
 }
 
 void RankControl::post(const HistoryEntry& entry, const std::string& payload) {
+  if (home_.left()) home_.require(describe(entry.call));
   history_.add(entry);
   try {
     const std::lock_guard lock(sending_);

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "kernels/base/error.h"
+#include "kernels/base/home_process.h"
 #include "sharding/comm/call.h"
 #include "sharding/comm/control/door.h"
 #include "sharding/comm/control/job_key.h"
@@ -75,6 +76,7 @@ class RankControl {
   [[noreturn]] void throw_failure(const Call& call) const;
 
   int rank_;
+  HomeProcess home_;
   const Patience patience_;
   FileDescriptor connection_;
   Introduction hub_;  // rank 0

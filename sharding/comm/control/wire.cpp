@@ -159,6 +159,10 @@ std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses_of(const std::strin
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   const int status = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (status == EAI_AGAIN) {
+    throw NoNameServer(ErrorCode::configuration,
+                       "rank 0's host '" + host + "': " + gai_strerror(status));
+  }
   TESSERA_CHECK(
       status == 0, ErrorCode::configuration,
       "rank 0's host '{}' has no address: {}; MASTER_ADDR, or --master-addr, is a name or "
@@ -168,6 +172,11 @@ std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses_of(const std::strin
 }
 
 }  // namespace
+
+void require_address(const std::string& host) {
+  constexpr int any_port = 1;
+  (void)addresses_of(host, any_port);
+}
 
 std::optional<FileDescriptor> connect_to(const std::string& host, int port,
                                          std::chrono::milliseconds patience) {

@@ -60,8 +60,15 @@ std::optional<FileDescriptor> listen_on(int port, bool loopback = false);
 int port_of(int socket);
 // "10.0.0.7", of the other end.
 std::string address_of_peer(int socket);
-// Without a value nobody listens there (yet), or nobody answers for so long. Throws
-// Error(configuration) when `host` has no address.
+// The name server of a host's name does not answer: the name may be known later.
+class NoNameServer : public Error {
+  using Error::Error;
+};
+// Throws Error(configuration) when `host` has no address, NoNameServer when that is not known.
+void require_address(const std::string& host);
+
+// Without a value nobody listens there (yet), or nobody answers for so long. Throws as
+// require_address() does.
 std::optional<FileDescriptor> connect_to(
     const std::string& host, int port,
     std::chrono::milliseconds patience = std::chrono::milliseconds(5000));

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "kernels/base/error.h"
+#include "kernels/base/home_process.h"
 #include "sharding/comm/outcome.h"
 #include "sharding/comm/watch/running_clock.h"
 
@@ -263,8 +264,8 @@ std::shared_ptr<Communicator> HostsCommunicator::split(int color, int key, std::
   auto local = std::static_pointer_cast<SharedCommunicator>(local_->split(color, key, name));
   std::vector<int> numbers(group.members().begin(), group.members().end());
   if (local->size() == group.size()) return local;
-  return std::make_shared<HostsCommunicator>(job_, std::move(group), std::move(numbers),
-                                             std::move(local));
+  return make_shared_at_home<HostsCommunicator>(job_, std::move(group), std::move(numbers),
+                                                std::move(local));
 }
 
 std::shared_ptr<Communicator> HostsCommunicator::duplicate(std::string_view name) {

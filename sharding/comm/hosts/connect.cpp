@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "kernels/base/error.h"
+#include "kernels/base/home_process.h"
 #include "sharding/comm/control/payloads.h"
 #include "sharding/comm/hosts/communicator.h"
 #include "sharding/comm/hosts/mpi_network.h"
@@ -175,8 +176,8 @@ std::shared_ptr<Communicator> connect_hosts(const World& world, const ConnectOpt
     const auto job =
         std::make_shared<HostsJob>(plane, std::move(network), std::move(members), timeout);
     std::vector<int> world_ranks(everybody.begin(), everybody.end());
-    return std::make_shared<HostsCommunicator>(job, std::move(group), std::move(world_ranks),
-                                               std::move(of_host));
+    return make_shared_at_home<HostsCommunicator>(job, std::move(group), std::move(world_ranks),
+                                                  std::move(of_host));
   } catch (const Error& error) {
     control.abort(error.what());
     throw;

@@ -2,6 +2,7 @@
 #include "sharding/comm/hosts/meeting.h"
 
 #include <arpa/inet.h>
+#include <fmt/format.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/random.h>
@@ -15,6 +16,7 @@
 #include "kernels/base/error.h"
 #include "sharding/comm/control/wire.h"
 #include "sharding/comm/hosts/own_address.h"
+#include "sharding/comm/wait_notice.h"
 
 namespace tessera::comm {
 namespace {
@@ -102,9 +104,17 @@ std::vector<FileDescriptor> Meeting::connect(std::uint64_t channel, const std::v
                                              std::chrono::milliseconds timeout,
                                              const std::function<void()>& look) {
   const auto deadline = Clock::now() + timeout;
+  WaitNotice notice(timeout);
   std::vector<FileDescriptor> connections(peers.size());
   for (std::size_t i = 0; i < peers.size(); ++i) {
-    if (peers[i].rank > rank_) connections[i] = call(channel, peers[i], deadline, look);
+    const auto look_and_say = [&] {
+      look();
+      notice.look([&] {
+        return fmt::format("rank {} waits for {} at {} port {}", rank_, peers[i].name,
+                           peers[i].contact.address, peers[i].contact.port);
+      });
+    };
+    if (peers[i].rank > rank_) connections[i] = call(channel, peers[i], deadline, look_and_say);
   }
   for (std::size_t i = 0; i < peers.size(); ++i) {
     while (peers[i].rank < rank_ && connections[i].get() < 0) {
@@ -118,6 +128,10 @@ std::vector<FileDescriptor> Meeting::connect(std::uint64_t channel, const std::v
                     peers[i].name, rank_, contact_.address, contact_.port,
                     std::chrono::duration<double>(timeout).count());
       look();
+      notice.look([&] {
+        return fmt::format("rank {} waits for {} to connect to {} port {}", rank_, peers[i].name,
+                           contact_.address, contact_.port);
+      });
       (void)poll_one(listener_.get(), POLLIN);
     }
   }

@@ -5,6 +5,7 @@
 
 #include "engine/backend.h"
 #include "kernels/base/error.h"
+#include "kernels/base/home_process.h"
 #include "sharding/comm/arguments.h"
 #include "sharding/comm/outcome.h"
 
@@ -45,8 +46,8 @@ std::shared_ptr<Buffer> NcclCommunicator::allocate(std::string_view name, std::s
   call.set_name(name);
   std::shared_ptr<NcclBuffer> buffer;
   agree_on_memory(call, [&] {
-    buffer = std::make_shared<NcclBuffer>(this, device(), name, bytes, sharing, buffers_,
-                                          job_->held_memory());
+    buffer = make_shared_at_home<NcclBuffer>(this, device(), name, bytes, sharing, buffers_,
+                                             job_->held_memory());
   });
   return buffer;
 }
@@ -105,8 +106,8 @@ void NcclCommunicator::barrier(Tag tag) {
 std::shared_ptr<Communicator> NcclCommunicator::part(int color, int key, std::string_view name) {
   control::ControlGroup group = group_.split(color, key, name);
   std::shared_ptr<NcclChannel> channel = channel_->split(color, key, group.rank());
-  return std::make_shared<NcclCommunicator>(job_, std::move(group), std::move(channel),
-                                            fixed_order_);
+  return make_shared_at_home<NcclCommunicator>(job_, std::move(group), std::move(channel),
+                                               fixed_order_);
 }
 
 std::shared_ptr<Communicator> NcclCommunicator::split(int color, int key, std::string_view name) {

@@ -4,6 +4,7 @@
 #include "engine/backend.h"
 #include "engine/cuda/nccl_library.h"
 #include "kernels/base/error.h"
+#include "kernels/base/home_process.h"
 #include "sharding/comm/nccl.h"
 #include "sharding/comm/nccl/communicator.h"
 #include "sharding/comm/timeout.h"
@@ -55,8 +56,8 @@ std::shared_ptr<Communicator> connect_nccl_with(const cuda::NcclFunctions& funct
     };
     std::shared_ptr<NcclChannel> channel =
         NcclChannel::open(functions, id, world.size, world.rank, timeout + control_lead, look);
-    return std::make_shared<NcclCommunicator>(job, std::move(group), std::move(channel),
-                                              options.fixed_order);
+    return make_shared_at_home<NcclCommunicator>(job, std::move(group), std::move(channel),
+                                                 options.fixed_order);
   } catch (const Error& error) {
     job->control().abort(error.what());
     throw;

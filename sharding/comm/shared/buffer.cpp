@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "kernels/base/error.h"
+#include "kernels/base/home_process.h"
 #include "sharding/comm/outcome.h"
 #include "sharding/comm/shared/messages.h"
 
@@ -111,8 +112,8 @@ std::shared_ptr<SharedBuffer> SharedBuffer::allocate(const std::shared_ptr<Group
                         ? part_of(layout, sharing, group->rank(), group->size())
                         : Part{0, layout.total_bytes};
   arena->prefault(segment->memory() + used.offset, used.bytes);
-  return std::make_shared<SharedBuffer>(group, std::move(segment), std::move(on_device),
-                                        std::string(name), bytes, sharing, number);
+  return make_shared_at_home<SharedBuffer>(group, std::move(segment), std::move(on_device),
+                                           std::string(name), bytes, sharing, number);
 }
 
 SharedBuffer::SharedBuffer(std::shared_ptr<Group> group, std::unique_ptr<Segment> segment,
@@ -183,6 +184,7 @@ void SharedBuffer::publish(Op op) {
 }
 
 void SharedBuffer::release() {
+  if (group_->job()->home().left()) return;
   State expected = State::published;
   TESSERA_REQUIRE(
       state_.compare_exchange_strong(expected, State::released, std::memory_order_acq_rel),

@@ -10,6 +10,7 @@
 #include "engine/launch.h"
 #include "engine/queue.h"
 #include "kernels/base/error.h"
+#include "kernels/base/home_process.h"
 #include "sharding/comm/arguments.h"
 #include "sharding/comm/outcome.h"
 #include "sharding/comm/scratch.h"
@@ -184,7 +185,7 @@ std::shared_ptr<Communicator> SharedCommunicator::make_group(const std::vector<i
   for (const int member : members) {
     job_ranks.push_back(group_->members()[static_cast<std::size_t>(member)]);
   }
-  return std::make_shared<SharedCommunicator>(
+  return make_shared_at_home<SharedCommunicator>(
       std::make_shared<Group>(group_->job(), where, std::move(job_ranks), std::string(name)));
 }
 

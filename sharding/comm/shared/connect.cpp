@@ -8,6 +8,7 @@
 #include <cerrno>
 
 #include "kernels/base/error.h"
+#include "kernels/base/home_process.h"
 #include "sharding/comm/shared/communicator.h"
 #include "sharding/comm/shared/rendezvous.h"
 #include "sharding/comm/shared/single_process.h"
@@ -88,7 +89,7 @@ JoinedJob join(const World& world, const ConnectOptions& options, std::chrono::m
                    .standstill_timeout = standstill,
                    .pulse = with_pulse ? block->start_pulse(standstill) : nullptr,
                    .around = std::move(around)};
-  return {std::make_shared<Job>(std::move(parts)), block->world_group};
+  return {make_shared_at_home<Job>(std::move(parts)), block->world_group};
 }
 
 }  // namespace

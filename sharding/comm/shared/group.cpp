@@ -145,6 +145,7 @@ void Group::compare_calls(const Call& call) const {
 }
 
 void Group::check(const Call& call) const {
+  if (job_->home().left()) job_->home().require(describe_here(call));
   if (job_->failed()) throw_failure(*job_, describe_here(call));
 }
 
@@ -261,6 +262,7 @@ std::string Group::describe_here(const Call& call) const {
 }
 
 void Group::close() noexcept {
+  if (job_->home().left()) return;
   const bool unwinding = std::uncaught_exceptions() > 0;
   place(rank_).state.store(unwinding ? GroupRank::unwound : GroupRank::closed);
   wake();

@@ -130,6 +130,7 @@ std::string Job::describe_histories() const {
 }
 
 void Job::record_failure(std::string_view text) noexcept {
+  if (home_.left()) return;
   FailureRecord& failure = parts_.block->failure;
   std::uint32_t expected = FailureRecord::none;
   if (!failure.state.compare_exchange_strong(expected, FailureRecord::being_written)) return;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine/device.h"
+#include "kernels/base/home_process.h"
 #include "sharding/comm/held_memory.h"
 #include "sharding/comm/history.h"
 #include "sharding/comm/shared/arena.h"
@@ -98,6 +99,8 @@ class Job {
 
   [[nodiscard]] int rank() const { return parts_.rank; }
   [[nodiscard]] int size() const { return parts_.block->size; }
+  // A fork()ed copy of a rank must neither wait for the others nor write for the rank.
+  [[nodiscard]] const HomeProcess& home() const { return home_; }
   [[nodiscard]] std::string_view backend() const { return parts_.backend; }
   [[nodiscard]] const std::shared_ptr<Arena>& arena() const { return parts_.arena; }
   [[nodiscard]] std::chrono::milliseconds timeout() const { return parts_.timeout; }
@@ -158,6 +161,7 @@ class Job {
   [[nodiscard]] std::string describe_last_call(int rank) const;
 
   Parts parts_;
+  HomeProcess home_;
   bool may_spin_;
   std::shared_ptr<HeldMemory> held_memory_ = std::make_shared<HeldMemory>();
   std::shared_ptr<StandstillWatch> standstill_;

@@ -15,6 +15,7 @@
 
 #include "kernels/base/error.h"
 #include "sharding/comm/shared/handshake.h"
+#include "sharding/comm/wait_notice.h"
 
 namespace tessera::comm {
 namespace {
@@ -46,7 +47,7 @@ std::string list(const std::vector<int>& ranks) {
 class Host {
  public:
   Host(const World& world, std::chrono::milliseconds timeout)
-      : world_(world), timeout_(timeout), deadline_(Clock::now() + timeout) {
+      : world_(world), timeout_(timeout), deadline_(Clock::now() + timeout), notice_(timeout) {
     members_.resize(static_cast<std::size_t>(world.size));
     const MeetingAddress meeting = meeting_address(world);
     listener_ = FileDescriptor(
@@ -124,7 +125,13 @@ class Host {
     for (const Stranger& stranger : strangers_) {
       watched.push_back({.fd = stranger.socket.get(), .events = POLLIN, .revents = 0});
     }
-    const int ready = poll(watched.data(), watched.size(), milliseconds_until(deadline_));
+    notice_.look([this] {
+      return fmt::format("rank 0 waits for {} of {} at MASTER_ADDR={} MASTER_PORT={} on this host",
+                         list(missing()), world_.size, world_.master_address, world_.master_port);
+    });
+    const auto sleep =
+        notice_.longest_sleep(std::chrono::milliseconds(milliseconds_until(deadline_)));
+    const int ready = poll(watched.data(), watched.size(), static_cast<int>(sleep.count()));
     TESSERA_CHECK(ready >= 0 || errno == EINTR, ErrorCode::runtime, "{}",
                   describe_errno("poll", errno));
     if (ready <= 0) {
@@ -218,6 +225,7 @@ class Host {
   const World& world_;
   std::chrono::milliseconds timeout_;
   Clock::time_point deadline_;
+  WaitNotice notice_;
   FileDescriptor listener_;
   std::vector<Member> members_;  // by rank
   std::vector<Stranger> strangers_;
@@ -228,6 +236,7 @@ class Host {
 FileDescriptor connect_to_host(const World& world, Clock::time_point deadline,
                                std::chrono::milliseconds timeout) {
   const MeetingAddress meeting = meeting_address(world);
+  WaitNotice notice(timeout);
   for (std::chrono::milliseconds pause{2};;
        pause = std::min(pause * 2, std::chrono::milliseconds(50))) {
     FileDescriptor socket(TESSERA_SYSTEM(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)));
@@ -243,6 +252,10 @@ FileDescriptor connect_to_host(const World& world, Clock::time_point deadline,
                   "host with the same values (rank {} waited)",
                   world.master_address, world.master_port,
                   std::chrono::duration<double>(timeout).count(), world.rank);
+    notice.look([&world] {
+      return fmt::format("rank {} waits for rank 0 at MASTER_ADDR={} MASTER_PORT={} on this host",
+                         world.rank, world.master_address, world.master_port);
+    });
     std::this_thread::sleep_for(pause);
   }
 }

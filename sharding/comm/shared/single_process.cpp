@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "engine/backend.h"
+#include "kernels/base/home_process.h"
 #include "sharding/comm/shared/communicator.h"
 #include "sharding/comm/shared/device_parts.h"
 #include "sharding/comm/timeout.h"
@@ -33,16 +34,16 @@ SingleProcess::SingleProcess(int ranks, const ConnectOptions& options)
 }
 
 std::shared_ptr<Job> SingleProcess::job_of(int rank) const {
-  return std::make_shared<Job>(Job::Parts{.rank = rank,
-                                          .backend = "local",
-                                          .block = block_,
-                                          .block_owner = memory_,
-                                          .arena = arena_,
-                                          .watch = nullptr,
-                                          .timeout = timeout_,
-                                          .standstill_timeout = standstill_timeout_,
-                                          .device_parts = device_parts_,
-                                          .pulse = pulse_});
+  return make_shared_at_home<Job>(Job::Parts{.rank = rank,
+                                             .backend = "local",
+                                             .block = block_,
+                                             .block_owner = memory_,
+                                             .arena = arena_,
+                                             .watch = nullptr,
+                                             .timeout = timeout_,
+                                             .standstill_timeout = standstill_timeout_,
+                                             .device_parts = device_parts_,
+                                             .pulse = pulse_});
 }
 
 std::shared_ptr<Communicator> SingleProcess::world_of(const std::shared_ptr<Job>& job) const {
@@ -54,7 +55,7 @@ std::shared_ptr<Communicator> make_world(const std::shared_ptr<Job>& job,
   std::vector<int> members(static_cast<std::size_t>(job->size()));
   std::iota(members.begin(), members.end(), 0);
   job->standstill().set_own_thread();
-  return std::make_shared<SharedCommunicator>(
+  return make_shared_at_home<SharedCommunicator>(
       std::make_shared<Group>(job, world_group, std::move(members), "world"));
 }
 

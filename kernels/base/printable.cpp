@@ -1,11 +1,11 @@
 // Escapes what could move the cursor, change colours or break a line.
-#include "cli/printable.h"
+#include "kernels/base/printable.h"
 
 #include <fmt/format.h>
 
 #include <cstdint>
 
-namespace tessera::cli {
+namespace tessera {
 namespace {
 
 // The length of the UTF-8 character at the start, and its number; 0 when there is none.
@@ -57,4 +57,4 @@ std::string printable(std::string_view text) {
   return out;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera

@@ -1,7 +1,6 @@
-// Exceptions to exit codes, and the pipe from ranks to their launcher.
-#include "cli/failure.h"
+// Exceptions to exit codes and lines, and the way of a line to the launcher.
+#include "sharding/failure.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -17,10 +16,11 @@
 #include <string_view>
 #include <system_error>
 
-#include "cli/printable.h"
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
+#include "sharding/comm/history.h"
 
-namespace tessera::cli {
+namespace tessera {
 namespace {
 
 // One line, whatever the message contains: names of tensors and files come from strangers.
@@ -45,7 +45,7 @@ std::optional<int> environment_number(const char* name) {
 // The launcher's pipe if the descriptor is still that pipe: a program between launcher and rank may
 // have closed it, and the number may since mean something else.
 std::optional<int> launcher_pipe() {
-  const char* text = std::getenv(FailureChannel::variable);
+  const char* text = std::getenv(failure_pipe_variable);
   if (text == nullptr) return std::nullopt;
   const std::string_view view(text);
   const std::size_t colon = view.find(':');
@@ -84,7 +84,7 @@ bool send_to_launcher(const Failure& failure) {
 
 }  // namespace
 
-std::optional<Failure> current_failure() {
+std::optional<Failure> current_failure(std::string_view before_logic_errors) {
   Failure failure;
   failure.rank = environment_number("RANK").value_or(0);
   try {
@@ -99,61 +99,36 @@ std::optional<Failure> current_failure() {
     if (error.code() == std::errc::broken_pipe) return std::nullopt;
     failure.message = one_line(error.what());
   } catch (const std::logic_error& error) {
-    failure.message = "internal error: " + one_line(error.what());
+    failure.message = std::string(before_logic_errors) + one_line(error.what());
   } catch (const std::exception& error) {
     failure.message = one_line(error.what());
   } catch (...) {
-    failure.message = "internal error: an unknown exception";
+    failure.message = std::string(before_logic_errors) + "an exception that is no std::exception";
   }
   return failure;
+}
+
+std::string in_lines(std::string message) {
+  const std::size_t report = message.find("; " + comm::histories_title());
+  if (report == std::string::npos) return message;
+  constexpr std::string_view next = "; on '";
+  for (std::size_t at = message.find(next, report); at != std::string::npos;
+       at = message.find(next, at)) {
+    message.replace(at, 1, "\n   ");
+  }
+  return message.replace(report, 1, "\n ");
 }
 
 void report_failure(const Failure& failure) {
   if (send_to_launcher(failure)) return;
   const bool several =
       std::getenv("RANK") != nullptr && environment_number("WORLD_SIZE").value_or(1) > 1;
-  const std::string line =
-      several ? fmt::format("tessera: rank {}: error: {}\n", failure.rank, failure.message)
-              : fmt::format("tessera: error: {}\n", failure.message);
+  const std::string line = several ? fmt::format("tessera: rank {}: error: {}\n", failure.rank,
+                                                 in_lines(failure.message))
+                                   : fmt::format("tessera: error: {}\n", in_lines(failure.message));
   // One write, so that the lines of several ranks do not mix; where stderr is gone there is nothing
   // left to tell.
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
 }
 
-FailureChannel::FailureChannel() {
-  int ends[2];
-  TESSERA_SYSTEM(::pipe2(ends, O_CLOEXEC));
-  read_end_ = ends[0];
-  write_end_ = ends[1];
-  ::fcntl(read_end_, F_SETFL, O_NONBLOCK);
-}
-
-FailureChannel::~FailureChannel() {
-  ::close(read_end_);
-  ::close(write_end_);
-}
-
-std::string FailureChannel::variable_value() const {
-  struct stat status {};
-  TESSERA_SYSTEM(::fstat(write_end_, &status));
-  return fmt::format("{}:{}", write_end_, status.st_ino);
-}
-
-std::vector<Failure> FailureChannel::take() {
-  char block[PIPE_BUF];
-  for (ssize_t got = ::read(read_end_, block, sizeof block); got > 0;
-       got = ::read(read_end_, block, sizeof block)) {
-    partial_.append(block, static_cast<std::size_t>(got));
-  }
-  std::vector<Failure> failures;
-  for (std::size_t end = partial_.find('\n'); end != std::string::npos; end = partial_.find('\n')) {
-    const auto object = nlohmann::json::parse(partial_.substr(0, end), nullptr, false);
-    partial_.erase(0, end + 1);
-    if (!object.is_object()) continue;  // some other program wrote into its inherited descriptor
-    failures.push_back(
-        {object.value("code", 1), object.value("message", std::string()), object.value("rank", 0)});
-  }
-  return failures;
-}
-
-}  // namespace tessera::cli
+}  // namespace tessera

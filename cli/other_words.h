@@ -1,0 +1,32 @@
+// What other tools call the same things: one table, from which messages answer. None of these words
+// is accepted: a recipe has one spelling.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::cli {
+
+struct OtherWord {
+  std::string_view of;    // what takes it: "key", "option", "strategy", or a key of the recipe
+  std::string_view word;  // in lower case, with underscores
+  std::string_view here;  // a key, an option or a value; empty: there is none
+  std::string_view note = {};
+};
+
+std::span<const OtherWord> other_words();
+// The row of a word; null for one that no tool uses.
+const OtherWord* other_word(std::string_view of, std::string_view word);
+
+// "; it is train.lr here", with the note, for the name of an unknown key; empty for a word that no
+// tool uses. The sections of the name do not count, but for those that are words themselves.
+std::string other_key(std::string_view name);
+// The same for an option, and for a value of a recipe's key.
+std::string other_option(std::string_view word);
+std::string other_value(std::string_view key, std::string_view value);
+// For a strategy on the command line: the same, or the nearest of the names that there are.
+std::string strategy_meant(std::string_view word, const std::vector<std::string>& names);
+
+}  // namespace tessera::cli
