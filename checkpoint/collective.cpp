@@ -15,6 +15,7 @@
 #include "checkpoint/disk_watch.h"
 #include "engine/backend.h"
 #include "engine/queue.h"
+#include "kernels/base/counted.h"
 #include "kernels/base/error.h"
 #include "kernels/base/parallel.h"
 
@@ -158,8 +159,9 @@ class Outcomes {
 
   std::vector<std::string> finish(std::string_view doing) {
     if (first_) {
-      const std::string more =
-          others_ == 0 ? std::string() : fmt::format(" (and {} more ranks failed)", others_);
+      const std::string more = others_ == 0
+                                   ? std::string()
+                                   : fmt::format(" (and {} failed)", counted(others_, "more rank"));
       fail(ErrorCode::checkpoint, "{}: rank {}: {}{}", doing, *first_, outcomes_[*first_].substr(1),
            more);
     }
