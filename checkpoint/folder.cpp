@@ -174,7 +174,10 @@ std::string read_file(const fs::path& path, std::uint64_t limit) {
 
 void check_writable(const fs::path& folder) {
   const fs::path probe = folder / fmt::format(".writable-{}", ::getpid());
-  File::create_or_truncate(probe).close();
+  const int file =
+      system_calls().open(probe.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+  if (file == -1) fail_path("write into folder", folder, "open", errno);
+  system_calls().close(file);
   if (system_calls().unlink(probe.c_str()) == -1) fail_path("remove", probe, "unlink", errno);
 }
 

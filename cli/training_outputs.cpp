@@ -66,7 +66,8 @@ std::vector<std::string> TrainingRun::prepare_folder() {
   const CheckpointRecipe& wanted = recipe_.checkpoint;
   std::vector<std::string> notes;
   const auto on_main = [this](const char* key, const std::function<void()>& work) {
-    checkpoint::together(context_.communicator(), where(recipe_, key), [this, &work] {
+    const std::string doing = fmt::format("{}: {}", where(recipe_, key), key);
+    checkpoint::together(context_.communicator(), doing, [this, &work] {
       if (context_.is_main()) work();
       return std::string();
     });

@@ -285,8 +285,10 @@ TEST_F(Lora, AResumeWithAnotherAdapterIsRefused) {
     EXPECT_FALSE(fs::exists(path("kept/step-4")));
   };
   refuse({{"model.lora.alpha", "32"}}, 3, "was trained with model.lora.alpha 16");
-  refuse({{"model.lora.r", "4"}}, 3, "was trained with model.lora.r 8, and this run has model.lora.r 4");
-  refuse({{"model.lora.target_modules", "[c_attn]"}}, 3, "was trained with model.lora.target_modules [");
+  refuse({{"model.lora.r", "4"}}, 3,
+         "was trained with model.lora.r 8, and this run has model.lora.r 4");
+  refuse({{"model.lora.target_modules", "[c_attn]"}}, 3,
+         "was trained with model.lora.target_modules [");
   refuse({{"train.parameter_groups", "[{pattern: '.*lora_B.weight', lr: 0.1}]"}}, 3,
          "the run there has the parameter groups []");
   // A whole model's folder has no tensor of an adapter: one line that a terminal shows.

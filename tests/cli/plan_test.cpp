@@ -23,8 +23,7 @@ std::string example(const std::string& name) {
 nlohmann::json planned(const std::string& recipe, std::vector<std::string> options, int code = 0) {
   const TrainingFolder folder;
   const std::string file = folder.path("plan.json");
-  const bool named =
-      std::find(options.begin(), options.end(), "--device-memory") != options.end();
+  const bool named = std::find(options.begin(), options.end(), "--device-memory") != options.end();
   if (!named) options.insert(options.end(), {"--device-memory", "1e18"});
   options.insert(options.begin(), {"plan", recipe});
   options.insert(options.end(), {"--json", file});
@@ -188,8 +187,8 @@ TEST(Plan, SaysByHowMuchItDoesNotFitAndWhatWould) {
 TEST(Plan, OfCpuRanksSaysWhetherTheyFitThisMachine) {
   const TrainingFolder folder;
   const std::string json = folder.path("plan.json");
-  const Ended fits = run_program({"plan", example_recipe(), "--device", "cpu", "--world-size", "2",
-                                  "--json", json});
+  const Ended fits = run_program(
+      {"plan", example_recipe(), "--device", "cpu", "--world-size", "2", "--json", json});
   EXPECT_EQ(fits.code, 0) << fits.out;
   EXPECT_NE(fits.out.find(" has free for each of 2 ranks:\n  FULL_SHARD fits"), std::string::npos)
       << fits.out;
