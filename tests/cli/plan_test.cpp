@@ -195,9 +195,9 @@ TEST(Plan, OfCpuRanksSaysWhetherTheyFitThisMachine) {
   const nlohmann::json plan = nlohmann::json::parse(read_text(json));
   EXPECT_GT(plan["device_memory"].get<std::uint64_t>(), 100'000'000u);
   EXPECT_EQ(plan["plans"][0]["fits"], true);
-  // 18 TB of state in one rank; more ranks on one host are no help.
+  // 2.5 TiB in one rank; more ranks on one host are no help.
   const Ended large = run_program({"plan", example_recipe(), "--device", "cpu", "--set",
-                                   "model.n_embd=32768", "--set", "model.n_layer=90"});
+                                   "model.n_embd=12288", "--set", "model.n_layer=96"});
   EXPECT_EQ(large.code, 6) << large.out;
   EXPECT_NE(large.out.find(" has free for the rank:\n  FULL_SHARD does not fit: "),
             std::string::npos)
