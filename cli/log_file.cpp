@@ -14,6 +14,7 @@
 #include <optional>
 #include <sstream>
 
+#include "engine/output_file.h"
 #include "kernels/base/error.h"
 #include "kernels/base/write_failure.h"
 
@@ -73,8 +74,9 @@ LogFile::LogFile(std::string key, const std::filesystem::path& path,
   struct stat status {};
   try {
     TESSERA_SYSTEM(::fstat(file_, &status));
-    // A device or a pipe takes bytes and has none to remove.
-    is_regular_ = S_ISREG(status.st_mode);
+    // A device or a pipe takes bytes and has none to remove; what /dev/stdout stands for is the
+    // caller's, and is added to.
+    is_regular_ = S_ISREG(status.st_mode) && !is_stream(path);
     if (is_regular_) lock();
     if (is_regular_ && !is_new_) bytes_ = kept(path);
   } catch (...) {

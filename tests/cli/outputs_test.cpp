@@ -120,6 +120,18 @@ TEST(Outputs, TwoLogsOfARunNeedTwoFiles) {
   expect_refused_at_start(ended, 3, "is another log of this run already");
 }
 
+// A shell's `>> file` is the caller's: it is added to, and stays where it is.
+TEST(Outputs, StandardOutputIsAddedTo) {
+  const TrainingFolder folder;
+  const Settings logged = folder.small() + Settings{{"log.jsonl", "/dev/stdout"}};
+  for (int run = 0; run < 2; ++run) {
+    const Ended ended = run_program(train_arguments(logged));
+    EXPECT_EQ(ended.code, 0) << ended.err;
+    EXPECT_EQ(std::count(ended.out.begin(), ended.out.end(), '\n'), 3) << ended.out;
+    EXPECT_EQ(ended.err.find("an earlier run"), std::string::npos) << ended.err;
+  }
+}
+
 TEST(Outputs, WhatAnEarlierRunLoggedIsKeptUnderAnotherName) {
   const TrainingFolder folder;
   const Settings logs = {{"log.jsonl", folder.path("m.jsonl")},
