@@ -123,13 +123,17 @@ TEST(Outputs, TwoLogsOfARunNeedTwoFiles) {
 // A shell's `>> file` is the caller's: it is added to, and stays where it is.
 TEST(Outputs, StandardOutputIsAddedTo) {
   const TrainingFolder folder;
-  const Settings logged = folder.small() + Settings{{"log.jsonl", "/dev/stdout"}};
-  for (int run = 0; run < 2; ++run) {
-    const Ended ended = run_program(train_arguments(logged));
-    EXPECT_EQ(ended.code, 0) << ended.err;
-    EXPECT_EQ(std::count(ended.out.begin(), ended.out.end(), '\n'), 3) << ended.out;
-    EXPECT_EQ(ended.err.find("an earlier run"), std::string::npos) << ended.err;
+  std::string command = testing::program_path();
+  for (const std::string& word :
+       train_arguments(folder.small() + Settings{{"log.jsonl", "/dev/stdout"}})) {
+    command += " '" + word + "'";
   }
+  command += " >> " + folder.path("all.jsonl") + " 2> /dev/null";
+  for (const int lines : {3, 6}) {
+    EXPECT_EQ(std::system(command.c_str()), 0);  // NOLINT(cert-env33-c): the shell is the point
+    EXPECT_EQ(testing::lines_of(folder.path("all.jsonl")), lines);
+  }
+  EXPECT_FALSE(fs::exists(folder.path("all.1.jsonl")));
 }
 
 TEST(Outputs, WhatAnEarlierRunLoggedIsKeptUnderAnotherName) {
