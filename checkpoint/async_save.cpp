@@ -126,7 +126,7 @@ AsyncSaver::Pause AsyncSaver::save(const std::string& folder, const SaveOptions&
   const checkpoint::State state = state_to_save(state_->model, state_->optimizer, options);
   try {
     checkpoint::SaveJob job = checkpoint::step_job(
-        folder, options.step,
+        folder, step_of_save(state_->optimizer, options),
         state_->snapshot.take(state, state_->context.device(), options.model_dtype), options);
     job.after_reading = state_->snapshot.release();
     state_->ended.store(false);

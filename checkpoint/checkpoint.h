@@ -49,7 +49,8 @@ struct Mismatch {
 }  // namespace checkpoint
 
 struct SaveOptions {
-  std::int64_t step = 0;
+  // Of the folder's name, step-N. Unset: the steps that the optimizer has taken.
+  std::optional<std::int64_t> step = {};
   checkpoint::StateDictType type = checkpoint::StateDictType::full;
   DType model_dtype = DType::float32;  // of the model's floating tensors in the file
   int keep = 0;                        // committed steps of this run to keep, the newest; 0: all

@@ -17,6 +17,7 @@
 #include "checkpoint/disk_watch.h"
 #include "engine/backend.h"
 #include "engine/queue.h"
+#include "kernels/base/counted.h"
 #include "kernels/base/error.h"
 #include "kernels/base/parallel.h"
 
@@ -174,9 +175,9 @@ class Outcomes {
 
   std::vector<std::string> finish(std::string_view doing) {
     if (first_) {
-      const std::string more = others_ == 0 ? std::string()
-                                            : fmt::format(" (and {} more rank{} failed)", others_,
-                                                          others_ == 1 ? "" : "s");
+      const std::string more = others_ == 0
+                                   ? std::string()
+                                   : fmt::format(" (and {} failed)", counted(others_, "more rank"));
       const std::string& outcome = outcomes_[*first_];
       const std::string text =
           fmt::format("{}: rank {}: {}{}", doing, *first_, outcome.substr(1), more);

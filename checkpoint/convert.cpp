@@ -140,7 +140,7 @@ fs::path base_of(const fs::path& adapter, const ConvertOptions& options) {
   fs::path base =
       options.base.empty() ? fs::path(read_peft_config(adapter.string()).base) : options.base;
   std::error_code error;
-  TESSERA_CHECK(!base.empty() && fs::exists(base, error), ErrorCode::configuration,
+  TESSERA_CHECK(!base.empty() && fs::exists(base, error), ErrorCode::checkpoint,
                 "'{}': its base model '{}' is not here; name the base's folder with --base",
                 adapter.string(), base.string());
   TESSERA_CHECK(!is_peft_folder(base.string()), ErrorCode::configuration,

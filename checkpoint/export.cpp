@@ -53,6 +53,18 @@ bool is_export_file(const std::string& name) {
              model_file_names.end();
 }
 
+fs::path folder_above(const fs::path& folder) {
+  return folder.parent_path().empty() ? fs::path(".") : folder.parent_path();
+}
+
+void check_free_bytes(const fs::path& folder, std::uint64_t needed) {
+  const std::uint64_t available = free_bytes(folder);
+  TESSERA_CHECK(needed <= available, ErrorCode::checkpoint,
+                "the export needs {} bytes, '{}' has {} free; free some space or choose another "
+                "folder",
+                needed, folder.string(), available);
+}
+
 class ExportDestination final : public Destination {
  public:
   ExportDestination(fs::path folder, fs::path partial)
@@ -64,14 +76,9 @@ class ExportDestination final : public Destination {
 
   void prepare(std::uint64_t needed_bytes) override {
     check_export_folder(folder_);
-    const fs::path above = folder_.parent_path().empty() ? fs::path(".") : folder_.parent_path();
-    create_folders(above);
+    create_folders(folder_above(folder_));
     (void)clear_partials(folder_);
-    const std::uint64_t available = free_bytes(above);
-    TESSERA_CHECK(needed_bytes <= available, ErrorCode::checkpoint,
-                  "the export needs {} bytes, '{}' has {} free; free some space or choose another "
-                  "folder",
-                  needed_bytes, above.string(), available);
+    check_free_bytes(folder_above(folder_), needed_bytes);
     create_folder(partial_);
     owns_partial_ = true;
     lock_ = LockedFolder::try_lock(partial_);
@@ -80,7 +87,7 @@ class ExportDestination final : public Destination {
   std::string commit(Manifest) override {
     sync_folder(partial_);
     check_export_folder(folder_);  // again: what came there meanwhile is not the export's to remove
-    const fs::path above = folder_.parent_path().empty() ? fs::path(".") : folder_.parent_path();
+    const fs::path above = folder_above(folder_);
     std::error_code error;
     if (fs::is_directory(fs::symlink_status(folder_, error))) {
       owns_partial_ = false;
@@ -144,6 +151,13 @@ void check_export_folder(const std::string& folder) {
                     entry.path().string(), file);
     }
   }
+}
+
+void check_room_for_export(const std::string& folder, std::uint64_t bytes) {
+  const fs::path above = folder_above(without_slash(folder));
+  create_folders(above);
+  check_writable(above);
+  check_free_bytes(above, bytes);
 }
 
 void export_model(comm::Communicator& communicator, const std::string& folder,

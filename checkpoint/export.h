@@ -30,6 +30,9 @@ void export_model(comm::Communicator& communicator, const std::string& folder,
 
 // Throws Error(checkpoint) when export_model would refuse the folder for what is there.
 void check_export_folder(const std::string& folder);
+// Error(checkpoint) where the folder that it is in, which is made, cannot be written, or has no
+// room for an export of so many bytes.
+void check_room_for_export(const std::string& folder, std::uint64_t bytes);
 
 // The files of a Hugging Face folder that belong to a model beside its weights and its config.json:
 // its tokenizer and how it generates. By name.

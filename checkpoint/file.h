@@ -125,6 +125,9 @@ void write_file(const std::filesystem::path& path, std::string_view contents);
 void replace_file(const std::filesystem::path& path, std::string_view contents);
 // A whole small file; one that is larger is refused.
 std::string read_file(const std::filesystem::path& path, std::uint64_t limit);
+// SystemFailure with errno where no file can be made in the folder (a read-only file system, no
+// permission). Leaves nothing behind.
+void check_writable(const std::filesystem::path& folder);
 // Bytes that an unprivileged process may still write to the folder's file system.
 std::uint64_t free_bytes(const std::filesystem::path& folder);
 

@@ -1,6 +1,7 @@
 // Folders and whole small files: the steps of checkpoint/file.h that are more than one system call.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -169,6 +170,15 @@ std::string read_file(const fs::path& path, std::uint64_t limit) {
   std::string contents(static_cast<std::size_t>(bytes), '\0');
   file.read_at(0, contents.data(), contents.size());
   return contents;
+}
+
+void check_writable(const fs::path& folder) {
+  const fs::path probe = folder / fmt::format(".writable-{}", ::getpid());
+  const int file =
+      system_calls().open(probe.c_str(), O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+  if (file == -1) fail_path("write into folder", folder, "open", errno);
+  system_calls().close(file);
+  if (system_calls().unlink(probe.c_str()) == -1) fail_path("remove", probe, "unlink", errno);
 }
 
 std::uint64_t free_bytes(const fs::path& folder) {

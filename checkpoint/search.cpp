@@ -12,6 +12,7 @@
 #include "checkpoint/load_pieces.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/source.h"
+#include "kernels/base/counted.h"
 
 namespace tessera::checkpoint {
 
@@ -79,8 +80,7 @@ std::string first_problem(const std::vector<std::string>& of_ranks) {
   const auto others = std::count_if(first + 1, of_ranks.end(), found);
   return fmt::format(
       "rank {}: {}{}", first - of_ranks.begin(), *first,
-      others == 0 ? std::string()
-                  : fmt::format(" (and {} more rank{} failed)", others, others == 1 ? "" : "s"));
+      others == 0 ? std::string() : fmt::format(" (and {} failed)", counted(others, "more rank")));
 }
 
 // Damage is returned; what is no damage is thrown, with why nothing older is taken instead.

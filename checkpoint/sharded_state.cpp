@@ -180,6 +180,13 @@ namespace tessera {
 
 using checkpoint::Direction;
 
+std::int64_t step_of_save(const optim::Optimizer& optimizer, const SaveOptions& options) {
+  if (options.step) return *options.step;
+  std::int64_t most = 0;
+  for (const std::int64_t steps : optimizer.step_counts()) most = std::max(most, steps);
+  return most;
+}
+
 checkpoint::State state_to_save(const ShardedModel& model, optim::Optimizer& optimizer,
                                 const SaveOptions& options) {
   checkpoint::State state = checkpoint::state_of(model, &optimizer, Direction::save, options.names);
@@ -203,7 +210,7 @@ checkpoint::State state_to_save(const ShardedModel& model, optim::Optimizer& opt
 checkpoint::Saved save(const Context& context, const std::string& folder, const ShardedModel& model,
                        optim::Optimizer& optimizer, const SaveOptions& options) {
   model.compare_ignored_parameters();
-  return checkpoint::save(context.communicator(), folder, options.step,
+  return checkpoint::save(context.communicator(), folder, step_of_save(optimizer, options),
                           state_to_save(model, optimizer, options), options);
 }
 

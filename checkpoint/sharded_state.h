@@ -23,6 +23,9 @@ State state_of(const ShardedModel& model, optim::Optimizer* optimizer, Direction
 
 namespace tessera {
 
+// options.step, or the most steps that a parameter of the optimizer has seen.
+std::int64_t step_of_save(const optim::Optimizer& optimizer, const SaveOptions& options);
+
 // The state of a save with these options, its scalars included.
 checkpoint::State state_to_save(const ShardedModel& model, optim::Optimizer& optimizer,
                                 const SaveOptions& options);

@@ -80,10 +80,7 @@ struct BenchCommand : BenchOptions {
                   "--fill-cores: copies run beside rows of Tessera alone, so that peers would have "
                   "more of the machine; leave out --peer");
     if (!device_memory.empty()) {
-      settings.device_memory = parse_bytes(device_memory);
-      TESSERA_CHECK(settings.device_memory.has_value(), ErrorCode::usage,
-                    "--device-memory {}: must be a number of bytes, as in 80GB, 79.2GiB or 1e11",
-                    device_memory);
+      settings.device_memory = read_memory_size("--device-memory", device_memory);
     }
     const BenchGrid grid = make_grid();
     const BenchJson old = compare.empty() ? BenchJson() : old_report();

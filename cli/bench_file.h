@@ -23,7 +23,7 @@ class BenchFile {
   // On the way: a file is replaced by a rename, so that there is always a whole one. What is no
   // regular file (a pipe, a device) gets the last one only.
   void keep(const BenchJson& report);
-  // Throws Error(runtime) when the file system refuses (a full disk).
+  // Throws what write_output() does when the file system refuses (a full disk).
   void write(const BenchJson& report);
 
  private:

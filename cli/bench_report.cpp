@@ -7,6 +7,7 @@
 
 #include "cli/bytes_text.h"
 #include "cli/environment.h"
+#include "kernels/base/counted.h"
 #include "kernels/base/error.h"
 #include "kernels/base/version.h"
 
@@ -140,12 +141,14 @@ Cells cells_of(const BenchJson& row) {
   const BenchJson& rate = row["samples_per_s"];
   const double median = rate["median"];
   const double half = (rate["high"].get<double>() - rate["low"].get<double>()) / 2;
+  // A step of a round has no spread.
+  const bool single = half == 0 && rate.value("rounds", BenchJson::array()).size() <= 1;
   const bool speedup = row["speedup"].is_number() && row["world_size"] != 1;
   const BenchJson& engine = row["engine_s_per_unit"];
   return {label_of(row),
           fmt::format("{:.4g} samples/s", median),
           speedup ? fmt::format("({:.3f}x)", row["speedup"].get<double>()) : "",
-          fmt::format("+-{:.1f} %", 100 * half / median),
+          single ? "-" : fmt::format("+-{:.1f} %", 100 * half / median),
           fmt::format("{:.0f}", median_of_row(row, "tokens_per_s")),
           speedup ? percent_or_dash(row["efficiency"]) : "-",
           bytes_or_dash(row["memory"]["measured"]),
@@ -185,14 +188,13 @@ std::string heading(const BenchJson& report) {
   const BenchJson& settings = report["settings"];
   const std::int64_t threads = settings.value("threads_per_rank", std::int64_t{1});
   return fmt::format(
-      "{}: {}, {} parameters; {} cores of {}, {} thread{} a rank; {} steps after {} of warm-up, "
-      "{} round{} in turns\n\n",
+      "{}: {}, {} parameters; {} of {}, {} a rank; {} after {} of warm-up, {} in turns\n\n",
       report.value("recipe", ""), model.value("architecture", ""),
-      model.value("parameters", std::int64_t{0}), machine.value("cores", 0),
-      machine.value("processor", ""), threads, threads == 1 ? "" : "s",
-      settings.value("steps", std::int64_t{0}), settings.value("warmup", std::int64_t{0}),
-      settings.value("rounds", std::int64_t{0}),
-      settings.value("rounds", std::int64_t{0}) == 1 ? "" : "s");
+      model.value("parameters", std::int64_t{0}), counted(machine.value("cores", 0), "core"),
+      machine.value("processor", ""), counted(threads, "thread"),
+      counted(settings.value("steps", std::int64_t{0}), "step"),
+      settings.value("warmup", std::int64_t{0}),
+      counted(settings.value("rounds", std::int64_t{0}), "round"));
 }
 
 }  // namespace

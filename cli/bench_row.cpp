@@ -9,6 +9,7 @@
 
 #include "checkpoint/checksum.h"
 #include "cli/recipe_schema.h"
+#include "kernels/base/counted.h"
 #include "kernels/base/error.h"
 
 namespace tessera::cli {
@@ -138,7 +139,8 @@ RowRound read_round(const BenchRow& row, const fs::path& folder, const RowSteps&
   RowRound round;
   if (times.empty()) {
     round.status = "failed";
-    round.reason = fmt::format("ended after {} steps, and {} are warm-up", steps.size(), first);
+    round.reason = fmt::format("ended after {}, of which {} are warm-up",
+                               counted(steps.size(), "step"), first);
     round.exit_code = static_cast<int>(ErrorCode::runtime);
     return round;
   }

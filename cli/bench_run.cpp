@@ -13,7 +13,7 @@
 
 #include "cli/bench_report.h"
 #include "cli/bytes_text.h"
-#include "cli/environment.h"
+#include "cli/host_memory.h"
 #include "cli/plan_advice.h"
 #include "engine/backend.h"
 #include "kernels/base/error.h"
@@ -29,8 +29,9 @@ constexpr int time_is_over = static_cast<int>(ErrorCode::rank_failed);
 std::uint64_t memory_of_a_rank(const BenchSettings& settings, const PlanWorld& world) {
   if (settings.device_memory) return *settings.device_memory;
   if (world.device == DeviceType::cpu) {
-    const auto memory = environment_report().at("memory").at("available_bytes");
-    return memory.get<std::uint64_t>() / static_cast<std::uint64_t>(world.ranks);
+    const auto free = free_memory_of_host();
+    if (free) return free->bytes / static_cast<std::uint64_t>(world.ranks);
+    return std::numeric_limits<std::uint64_t>::max();
   }
   const std::vector<DeviceDescription> gpus = backend_of(DeviceType::cuda).describe();
   return gpus.empty() ? std::numeric_limits<std::uint64_t>::max() : gpus.front().memory_bytes;

@@ -8,6 +8,8 @@
 #include <charconv>
 #include <cmath>
 
+#include "kernels/base/error.h"
+
 namespace tessera::cli {
 namespace {
 
@@ -36,6 +38,18 @@ std::optional<std::uint64_t> parse_bytes(std::string_view text) {
   constexpr double most = 9e18;
   if (!(bytes >= 1) || bytes > most) return std::nullopt;
   return static_cast<std::uint64_t>(bytes);
+}
+
+std::uint64_t read_memory_size(const std::string& option, const std::string& text) {
+  const auto bytes = parse_bytes(text);
+  TESSERA_CHECK(bytes.has_value(), ErrorCode::usage,
+                "{} {}: must be a number of bytes, as in 80GB, 79.2GiB or 1e11", option, text);
+  constexpr std::uint64_t least_without_unit = std::uint64_t{1} << 20;
+  const bool has_unit = text.ends_with('B');
+  TESSERA_CHECK(has_unit || *bytes >= least_without_unit, ErrorCode::usage,
+                "{0} {1}: the unit is missing, as in {1}GB or {1}GiB; {1} bytes are {1}B", option,
+                text);
+  return *bytes;
 }
 
 std::string bytes_text(std::uint64_t bytes) {

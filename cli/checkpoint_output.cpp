@@ -11,6 +11,7 @@
 #include "cli/bytes_text.h"
 #include "cli/progress.h"
 #include "kernels/base/error.h"
+#include "kernels/base/write_failure.h"
 
 namespace tessera::cli {
 namespace {
@@ -73,7 +74,7 @@ void JsonReport::write(const nlohmann::ordered_json& json) {
   if (path_.empty()) return;
   stream_ << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
   stream_.close();
-  TESSERA_CHECK(stream_.good(), ErrorCode::runtime, "--json {}: {}", path_,
+  TESSERA_CHECK(stream_.good(), full_disk_or_runtime(errno), "--json {}: {}", path_,
                 describe_errno("write", errno));
 }
 

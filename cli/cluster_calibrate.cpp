@@ -25,6 +25,7 @@
 #include "cli/training_run.h"
 #include "kernels/base/error.h"
 #include "kernels/base/parallel.h"
+#include "kernels/base/write_failure.h"
 #include "sharding/comm/file_descriptor.h"
 
 namespace tessera::cli {
@@ -305,8 +306,9 @@ class TemporaryCorpus {
       stream << "line " << line * 2'654'435'761U << " of a text that nobody reads\n";
     }
     stream.close();
-    TESSERA_CHECK(stream.good(), ErrorCode::configuration, "--calibrate: {} cannot be written: {}",
-                  file_.string(), describe_errno("write", errno));
+    TESSERA_CHECK(stream.good(), full_disk_or_runtime(errno),
+                  "--calibrate: {} cannot be written: {}", file_.string(),
+                  describe_errno("write", errno));
   }
   ~TemporaryCorpus() {
     std::error_code gone;

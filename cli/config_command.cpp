@@ -14,6 +14,7 @@
 #include "cli/small_file.h"
 #include "cli/subcommands.h"
 #include "kernels/base/error.h"
+#include "kernels/base/write_failure.h"
 #include "sharding/comm/file_descriptor.h"
 
 namespace tessera::cli {
@@ -41,7 +42,7 @@ void write_config(const std::string& path, const std::string& text, bool replace
   if (written != static_cast<ssize_t>(text.size())) {
     const int reason = written < 0 ? errno : ENOSPC;
     if (!replaces) ::unlink(path.c_str());  // half a file would be refused, or believed
-    fail(ErrorCode::runtime, "{}: {}", path, describe_errno("write", reason));
+    fail(full_disk_or_runtime(reason), "{}: {}", path, describe_errno("write", reason));
   }
   fmt::print("configuration saved at {}; tessera config explain {} says what it does\n", path,
              path);

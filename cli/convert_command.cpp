@@ -13,6 +13,7 @@
 #include "cli/nearest.h"
 #include "cli/recipe_values.h"
 #include "cli/subcommands.h"
+#include "kernels/base/counted.h"
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
 #include "models/adapter.h"
@@ -124,9 +125,9 @@ struct ConvertCommand {
     }
     fmt::print("{} ({}) -> {} ({})\n", printable(report.source), report.source_format,
                printable(report.target), report.target_format);
-    fmt::print("{} tensors of the model, {} of the optimizer, {} read, {} written\n", model,
-               report.tensors.size() - model, bytes_text(report.bytes_read),
-               bytes_text(report.bytes_written));
+    fmt::print("{} of the model, {} of the optimizer, {} read, {} written\n",
+               counted(model, "tensor"), report.tensors.size() - model,
+               bytes_text(report.bytes_read), bytes_text(report.bytes_written));
     for (const std::string& note : report.notes) fmt::print("note: {}\n", printable(note));
     const auto rate = static_cast<std::uint64_t>(static_cast<double>(report.bytes_written) /
                                                  std::max(report.seconds, 1e-9));

@@ -18,7 +18,8 @@ class CsvLog {
   CsvLog(const std::filesystem::path& path, std::int64_t resume_step);
 
   void begin();
-  // Both throw Error(runtime) when the file system refuses (a full disk).
+  [[nodiscard]] const LogFile& file() const { return file_; }
+  // Both throw what LogFile::append() does when the file system refuses (a full disk).
   void write(const StepMetrics& metrics);
   // In the last two columns, name and number.
   void write_evaluation(std::int64_t step,

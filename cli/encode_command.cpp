@@ -15,6 +15,8 @@
 #include "cli/embedding_file.h"
 #include "cli/encoder_folder.h"
 #include "cli/subcommands.h"
+#include "engine/output_file.h"
+#include "kernels/base/counted.h"
 #include "kernels/base/error.h"
 #include "tasks/table_rows.h"
 
@@ -116,6 +118,7 @@ int EncodeCommand::run() const {
   TESSERA_CHECK(input != "-" || world.size == 1, ErrorCode::usage,
                 "--input -: {} ranks cannot share stdin; give a file", world.size);
   Lines lines(input);
+  check_output("--out " + out, out);  // before the work
   const Context context = init(choose_device(device, world));
   const LoadedEncoder encoder(folder, context,
                               {.dtype = compute, .base = base, .many_texts = true});
@@ -131,7 +134,7 @@ int EncodeCommand::run() const {
   file.finish(rows);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   if (context.is_main()) {
-    fmt::print("{}: {} sentences as rows of {} numbers, {:.1f} sentences/s\n", out, rows,
+    fmt::print("{}: {} as rows of {} numbers, {:.1f} sentences/s\n", out, counted(rows, "sentence"),
                encoder.model().dimension(), static_cast<double>(rows) / seconds.count());
   }
   return 0;

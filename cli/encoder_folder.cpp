@@ -19,6 +19,7 @@
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
 #include "models/adapter.h"
+#include "models/model_folder.h"
 #include "models/registry.h"
 #include "tasks/sentence_losses.h"
 #include "tokenizers/load.h"
@@ -28,10 +29,11 @@ namespace tessera::cli {
 namespace fs = std::filesystem;
 
 fs::path find_model_folder(const std::string& folder, comm::Communicator& ranks) {
-  TESSERA_CHECK(fs::is_directory(folder), ErrorCode::checkpoint, "{}: no such folder", folder);
+  models::require_model_folder(folder);
   fs::path path = folder;
   if (fs::exists(path / "config.json") || checkpoint::is_peft_folder(folder)) return path;
-  if (const auto found = checkpoint::find_latest(ranks, path)) {
+  constexpr auto weights = checkpoint::LoadParts::model_only;
+  if (const auto found = checkpoint::find_latest(ranks, path, {}, weights)) {
     for (const std::string& reason : found->skipped) {
       if (ranks.rank() == 0) fmt::print(stderr, "tessera: passed over {}\n", printable(reason));
     }
@@ -149,6 +151,25 @@ ModelPlaces places_of(const fs::path& folder, const std::string& base, comm::Com
   return {std::move(model), found.adapter, std::move(tokenizer)};
 }
 
+// Before anything else is looked for, so that what is missing for the other kind is not.
+void require_kind(const std::string& folder, models::ModelKind kind) {
+  const std::string source = (fs::path(folder) / "config.json").string();
+  const nlohmann::json config =
+      checkpoint::parse_json(checkpoint::read_file(source, config_limit), source);
+  const models::Architecture& architecture = models::architecture_of(config, source);
+  if (architecture.kind == kind) return;
+  if (kind == models::ModelKind::text_encoder) {
+    fail(ErrorCode::configuration,
+         "{}: the model is a language model ({}), and an encoder of texts (bert, mpnet) is wanted "
+         "here; tessera generate and tessera evaluate --task perplexity take it",
+         folder, architecture.model_type);
+  }
+  fail(ErrorCode::configuration,
+       "{}: the model is an encoder of texts ({}), and a language model is wanted here; tessera "
+       "encode and the other tasks of tessera evaluate take it",
+       folder, architecture.model_type);
+}
+
 }  // namespace
 
 LoadedEncoder::LoadedEncoder(const std::string& folder, const Context& context,
@@ -156,6 +177,7 @@ LoadedEncoder::LoadedEncoder(const std::string& folder, const Context& context,
     : path_(find_model_folder(folder, context.communicator())) {
   const ModelPlaces places = places_of(path_, choices.base, context.communicator());
   const std::string& path = places.model;
+  require_kind(path, models::ModelKind::text_encoder);
   tokens_.tokenizer = tokenizers::load_tokenizer(places.tokenizer);
   const auto make = [&] {
     model_ = models::make_sentence_encoder(path);
@@ -195,11 +217,12 @@ void LoadedEncoder::load(const fs::path& path, const Context& context,
   if (has_sharded_files(path)) {
     checkpoint::State state;
     state.model = std::move(tensors);
-    // The head of a loss is there as well, and no part of an encoder.
+    // The head of a loss is there as well, and perhaps a pooler: no parts of an encoder.
     const auto source = checkpoint::formats::recognise(path).open(path);
     for (const auto& stored : source->contents().tensors) {
       if (stored.part != checkpoint::formats::Part::model || !is_number(stored)) continue;
-      if (stored.name != head_weight && stored.name != head_bias) continue;
+      const bool pooler = stored.name.starts_with("pooler.");
+      if (stored.name != head_weight && stored.name != head_bias && !pooler) continue;
       state.model.push_back({stored.name, *stored.stored->dtype, stored.shape, {}});
     }
     checkpoint::load(context.communicator(), path, state, checkpoint::LoadParts::model_only);
@@ -247,6 +270,7 @@ LoadedLanguageModel::LoadedLanguageModel(const std::string& folder, const Contex
   const fs::path found = find_model_folder(folder, context.communicator());
   const ModelPlaces places = places_of(found, choices.base, context.communicator());
   const std::string& path = places.model;
+  require_kind(path, models::ModelKind::language_model);
   const fs::path config = fs::path(path) / "config.json";
   {
     const DeviceGuard deferred(Device::meta());

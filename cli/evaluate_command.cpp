@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
 #include <memory>
 #include <string>
 #include <utility>
@@ -13,9 +15,11 @@
 #include "cli/encoder_folder.h"
 #include "cli/nearest.h"
 #include "cli/plan_sweep.h"
+#include "cli/progress.h"
 #include "cli/subcommands.h"
 #include "engine/data/corpus.h"
 #include "engine/output_file.h"
+#include "kernels/base/counted.h"
 #include "kernels/base/error.h"
 #include "tasks/evaluators.h"
 #include "tasks/sentence_losses.h"
@@ -31,6 +35,39 @@ const std::vector<std::string>& task_names() {
   static const std::vector<std::string> names = {"similarity", "accuracy", "triplet", "perplexity"};
   return names;
 }
+
+// How far a long evaluation is, on stderr: drawn again and again on a terminal, else a line now and
+// then. Of the first rank, whose batches are as many as the others'.
+class EvaluationProgress {
+ public:
+  EvaluationProgress(const Context& context, std::int64_t tokens)
+      : shown_(context.is_main()), ranks_(context.world_size()), tokens_(tokens) {}
+  ~EvaluationProgress() {
+    if (drawn_) fmt::print(stderr, "\r\x1b[K");
+  }
+  EvaluationProgress(const EvaluationProgress&) = delete;
+  EvaluationProgress& operator=(const EvaluationProgress&) = delete;
+
+  void add(std::int64_t tokens) {
+    done_ = std::min(done_ + tokens * ranks_, tokens_);
+    const auto now = std::chrono::steady_clock::now();
+    if (!shown_ || now - last_ < (animated_ ? redraw_interval : line_interval)) return;
+    last_ = now;
+    drawn_ = animated_;
+    const std::string text = fmt::format("{} of {}", done_, counted(tokens_, "token"));
+    fmt::print(stderr, "{}{}{}", animated_ ? "\r" : "tessera: ", text, animated_ ? "\x1b[K" : "\n");
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds redraw_interval{200}, line_interval{10'000};
+
+  bool shown_;
+  std::int64_t ranks_, tokens_;
+  std::int64_t done_ = 0;
+  bool animated_ = animated_by_default();
+  bool drawn_ = false;
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
 
 struct EvaluateCommand {
   std::string folder;
@@ -67,11 +104,15 @@ struct EvaluateCommand {
 
 tasks::SentenceTable EvaluateCommand::open_table(tasks::SentenceEvaluator evaluator,
                                                  std::int64_t classes) const {
+  const char* const wanted = task == "triplet"
+                                 ? "those of the anchor, of what is like it and of what is not"
+                                 : "those of the first text, of the second and of the label";
+  TESSERA_CHECK(!columns.empty(), ErrorCode::usage,
+                "--task {} needs --columns, {}, by number from 1 or by name, as in --columns 6,7,5",
+                task, wanted);
   TESSERA_CHECK(columns.size() == pair_columns, ErrorCode::usage,
-                "--columns: {} of {} columns; give {}, by number from 1 or by name, as in 6,7,5",
-                fmt::join(columns, ","), columns.size(),
-                task == "triplet" ? "those of the anchor, of what is like it and of what is not"
-                                  : "those of the first text, of the second and of the label");
+                "--columns {}: {}; give three, {}, by number from 1 or by name, as in 6,7,5",
+                fmt::join(columns, ","), counted(columns.size(), "column"), wanted);
   TESSERA_CHECK(label_scale > 0, ErrorCode::usage, "--label-scale {}: must be above 0",
                 label_scale);
   return tasks::SentenceTable({.files = data,
@@ -87,8 +128,8 @@ EvaluateCommand::Result EvaluateCommand::similarity(const Context& context) cons
       tasks::read_pairs(open_table(tasks::SentenceEvaluator::similarity));
   const auto [low, high] = std::minmax_element(pairs.labels.begin(), pairs.labels.end());
   TESSERA_CHECK(pairs.size() > 0 && *low < *high, ErrorCode::data,
-                "{}: all labels are alike in {} rows; there is nothing to correlate",
-                fmt::join(data, ", "), pairs.size());
+                "{}: all labels are alike in {}; there is nothing to correlate",
+                fmt::join(data, ", "), counted(pairs.size(), "row"));
   const LoadedEncoder encoder(folder, context, choices());
   const auto scores = tasks::evaluate_similarity(
       pairs, encoder.encode(), {.tokens = encoder.tokens(), .batch_size = batch_size}, context);
@@ -132,10 +173,13 @@ EvaluateCommand::Result EvaluateCommand::perplexity(const Context& context) cons
   const auto read = [&](std::int64_t first, std::span<std::int32_t> out) {
     corpus.read(first, out);
   };
+  EvaluationProgress progress(context, corpus.tokens() - 1);
   const auto scores = tasks::evaluate_perplexity(
       {corpus.tokens(), read}, length, batch_size,
       [&](const Tensor& inputs, const Tensor& targets) {
-        return model.model().loss(inputs, targets);
+        Tensor loss = model.model().loss(inputs, targets);
+        progress.add(inputs.elements());
+        return loss;
       },
       context);
   return {scores, (corpus.tokens() - 2) / length + 1};
@@ -163,8 +207,13 @@ int EvaluateCommand::run() const {
   const Result result = evaluate(context);
   if (!context.is_main()) return 0;
   nlohmann::ordered_json report{{"task", task}, {"samples", result.samples}};
-  fmt::print("{}, {} samples\n", task, result.samples);
+  fmt::print("{}, {}\n", task, counted(result.samples, "sample"));
   for (const auto& [name, value] : result.scores) {
+    if (name == "tokens") {  // a number of things
+      report[name] = static_cast<std::int64_t>(value);
+      fmt::print("  {:<20} {:.0f}\n", name, value);
+      continue;
+    }
     report[name] = value;  // what is not defined is null
     fmt::print("  {:<20} {:.6f}\n", name, value);
   }

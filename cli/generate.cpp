@@ -19,6 +19,7 @@
 #include "engine/backend.h"
 #include "engine/data/corpus.h"
 #include "engine/data/tokenizer.h"
+#include "kernels/base/counted.h"
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
 #include "models/config_file.h"
@@ -34,7 +35,7 @@ using Ids = std::vector<std::int64_t>;
 struct GenerateCommand {
   std::string folder;
   std::string base;
-  std::string prompt;
+  std::vector<std::string> prompt;  // none, or one that may be empty
   Ids prompt_ids;
   std::string prompts_file;
   models::GenerateOptions options;
@@ -143,10 +144,10 @@ class Stopwatch {
     };
     const double all = seconds(begin_, tokens_ == 0 ? begin_ : last_);
     fmt::print(stderr,
-               "tessera: {} tokens of prompt, the first new one after {:.3f} s; {} new ones in "
+               "tessera: {} of prompt, the first new one after {:.3f} s; {} new ones in "
                "{:.3f} s, {:.1f} tokens/s\n",
-               prompt_tokens, tokens_ == 0 ? 0.0 : seconds(begin_, first_), tokens_, all,
-               all > 0 ? static_cast<double>(tokens_) / all : 0.0);
+               counted(prompt_tokens, "token"), tokens_ == 0 ? 0.0 : seconds(begin_, first_),
+               tokens_, all, all > 0 ? static_cast<double>(tokens_) / all : 0.0);
   }
 
  private:
@@ -160,6 +161,12 @@ void GenerateCommand::check_request() const {
   TESSERA_CHECK(!chat, ErrorCode::usage,
                 "--chat: chat templates are not built; write the template's own words around the "
                 "message in --prompt");
+  TESSERA_CHECK(prompt.size() <= 1, ErrorCode::usage,
+                "--prompt is given {} times; --prompts FILE takes several, one on each line",
+                prompt.size());
+  TESSERA_CHECK(prompt.empty() || !prompt.front().empty(), ErrorCode::usage,
+                "--prompt is empty, and a text is continued from at least one token; give a text, "
+                "or --prompt-ids with the id of the model's first token");
   const int given = static_cast<int>(!prompt.empty()) + static_cast<int>(!prompt_ids.empty()) +
                     static_cast<int>(!prompts_file.empty());
   TESSERA_CHECK(given == 1, ErrorCode::usage,
@@ -210,7 +217,8 @@ void GenerateCommand::continue_one(models::LanguageModel& model, const Tokenizer
   bool begun = false;
   const auto begin = [&] {
     if (std::exchange(begun, true)) return;
-    fmt::print("{}", tokenizer != nullptr ? prompt : fmt::format("{}", fmt::join(ids, ",")));
+    fmt::print("{}",
+               tokenizer != nullptr ? prompt.front() : fmt::format("{}", fmt::join(ids, ",")));
   };
   std::optional<GrowingText> text;
   if (tokenizer != nullptr) text.emplace(*tokenizer, ids);
@@ -279,7 +287,7 @@ int GenerateCommand::run() {
     continue_all(model, *tokenizer);
     return 0;
   }
-  const Ids ids = tokenizer ? encoded(*tokenizer, prompt) : prompt_ids;
+  const Ids ids = tokenizer ? encoded(*tokenizer, prompt.front()) : prompt_ids;
   if (!logits_file.empty()) write_logits(model, ids);
   continue_one(model, tokenizer.get(), ids);
   return 0;

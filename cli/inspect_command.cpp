@@ -13,6 +13,7 @@
 #include "cli/bytes_text.h"
 #include "cli/checkpoint_output.h"
 #include "cli/subcommands.h"
+#include "kernels/base/counted.h"
 #include "kernels/base/printable.h"
 
 namespace tessera::cli {
@@ -103,7 +104,7 @@ struct InspectCommand {
     for (const auto& folder : checkpoint::steps_of_run(path)) {
       names.push_back(folder.filename().string());
     }
-    fmt::print("the newest of {} steps: {}\n", names.size(),
+    fmt::print("the newest of {}: {}\n", counted(names.size(), "step"),
                printable(fmt::format("{}", fmt::join(names, " "))));
   }
 
@@ -113,8 +114,8 @@ struct InspectCommand {
       fmt::print("{}: nothing\n", part_name(part));
       return;
     }
-    fmt::print("{}: {} tensors, {} elements, {}\n", part_name(part), totals.tensors,
-               totals.elements, bytes_text(totals.bytes));
+    fmt::print("{}: {}, {}, {}\n", part_name(part), counted(totals.tensors, "tensor"),
+               counted(totals.elements, "element"), bytes_text(totals.bytes));
     std::size_t width = 0;
     for (const TensorInfo& tensor : contents.tensors) {
       if (tensor.part == part) width = std::max(width, printable(tensor.name).size());

@@ -24,6 +24,7 @@
 #include "cli/launch_signals.h"
 #include "cli/rank_process.h"
 #include "cli/restart.h"
+#include "kernels/base/counted.h"
 #include "kernels/base/error.h"
 #include "sharding/comm/file_descriptor.h"
 #include "sharding/comm/timeout.h"
@@ -283,8 +284,8 @@ class Attempt {
 };
 
 std::string restarting(const LaunchPlan& plan, int restart) {
-  return fmt::format("restarting all {} ranks (restart {} of {})", plan.world, restart + 1,
-                     plan.max_restarts);
+  return fmt::format("restarting {}{} (restart {} of {})", plan.world == 1 ? "the " : "all ",
+                     counted(plan.world, "rank"), restart + 1, plan.max_restarts);
 }
 
 }  // namespace

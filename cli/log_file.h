@@ -12,18 +12,22 @@ namespace tessera::cli {
 class LogFile {
  public:
   // Opens the file, of which `kept` says how many bytes stay, and makes its folder. `key` is the
-  // recipe's, for messages. Throws Error(configuration) when it cannot be written, and what `kept`
-  // throws. Until begin() nothing of it is changed, and a file that was not there goes again.
+  // recipe's, for messages. Throws Error(configuration) when it cannot be written, or another
+  // process has it open as its log, and what `kept` throws. Until begin() nothing of it is changed,
+  // and a file that was not there goes again.
   LogFile(std::string key, const std::filesystem::path& path,
           const std::function<std::int64_t(const std::filesystem::path&)>& kept);
   ~LogFile();
   LogFile(const LogFile&) = delete;
   LogFile& operator=(const LogFile&) = delete;
 
-  // Removes what does not stay; the first append() does it, too.
+  // Removes what does not stay; the first append() does it, too. A file of which nothing stays is
+  // another run's: it is renamed, and the log begins in a new one.
   void begin();
+  // The name that the file of another run was given, or nothing.
+  [[nodiscard]] const std::filesystem::path& set_aside() const { return set_aside_; }
   // Handed to the system at once, so that a reader, or a crash, finds all that was written. Throws
-  // Error(runtime) when the file system refuses (a full disk).
+  // an Error of full_disk_or_runtime() when the file system refuses.
   void append(std::string_view bytes, std::int64_t step);
   // Cuts the file off, where it is one that can be.
   void cut(std::int64_t bytes);
@@ -32,8 +36,13 @@ class LogFile {
   [[nodiscard]] bool is_regular() const { return is_regular_; }
 
  private:
+  void open_file();
+  void lock() const;
+  void rename_aside();
+
   std::string key_;
   std::filesystem::path path_;
+  std::filesystem::path set_aside_;
   int file_ = -1;
   bool is_regular_ = false;
   bool is_new_ = false;

@@ -14,6 +14,7 @@
 #include "cli/recipe_plan.h"
 #include "cli/training_run.h"
 #include "kernels/base/error.h"
+#include "kernels/base/write_failure.h"
 
 namespace tessera::cli {
 namespace {
@@ -24,9 +25,7 @@ constexpr MemoryKind exact_kinds[] = {MemoryKind::parameters, MemoryKind::gradie
 
 // The plan of the run that is about to begin.
 MemoryPlan plan_of(const Recipe& recipe, const Context& context, int steps) {
-  Recipe planned = recipe;
-  if (!planned.sharding.group_size) planned.sharding.group_size = context.world().local_size;
-  return plan_recipe(planned, planned_world_of(context, recipe), steps);
+  return plan_recipe(recipe_for_plan(recipe, context), planned_world_of(context, recipe), steps);
 }
 
 }  // namespace
@@ -59,7 +58,7 @@ std::optional<std::string> MemoryLog::end_step(const TrainingRun& training) {
   add_elsewhere("on_host", &RankMemory::on_host);
   file_ << json.dump(2) << '\n';
   file_.close();
-  TESSERA_CHECK(file_.good(), ErrorCode::runtime, "log.memory: {}: {}", path_,
+  TESSERA_CHECK(file_.good(), full_disk_or_runtime(errno), "log.memory: {}: {}", path_,
                 describe_errno("write", errno));
   return memory_difference(planned_.memory, measured, batches_vary_);
 }

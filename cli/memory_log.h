@@ -22,8 +22,8 @@ class MemoryLog {
   MemoryLog(const Recipe& recipe, const Context& context, std::int64_t steps_done);
 
   // Writes the file when it is time. A text for the user when plan and measurement differ: in a
-  // kind that is planned to the byte, or by more than 2 % in total. Throws Error(runtime) when the
-  // file system refuses.
+  // kind that is planned to the byte, or by more than 2 % in total. Throws when the file system
+  // refuses, as LogFile::append() does.
   std::optional<std::string> end_step(const TrainingRun& training);
 
  private:

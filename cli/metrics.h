@@ -46,7 +46,8 @@ class MetricsWriter {
   MetricsWriter(const std::filesystem::path& path, std::int64_t resume_step);
 
   void begin() { file_.begin(); }  // cli/log_file.h
-  // Both throw Error(runtime) when the file system refuses (a full disk).
+  [[nodiscard]] const LogFile& file() const { return file_; }
+  // Both throw what LogFile::append() does when the file system refuses (a full disk).
   void write(const StepMetrics& metrics);
   // {"step": 50, "valid_loss": 1.25}: a line of its own behind the step's.
   void write_evaluation(std::int64_t step,

@@ -128,7 +128,7 @@ std::vector<Candidate> with_more_ranks(const Candidate& candidate) {
 class Search {
  public:
   // `now` is what the recipe as it is takes.
-  Search(std::uint64_t memory, std::uint64_t now) : memory_(memory), now_(now) {}
+  Search(const MemoryBudget& memory, std::uint64_t now) : memory_(memory), now_(now) {}
 
   // Takes the first of the candidates that fits, while more advice is wanted.
   void look(const std::vector<Candidate>& candidates) {
@@ -140,7 +140,7 @@ class Search {
       const std::uint64_t total = row.plan->total();
       const Advice advice{candidate.changes, total, now_ - std::min(now_, total)};
       if (!found_.least || advice.total < found_.least->total) found_.least = advice;
-      if (advice.total > memory_) continue;
+      if (advice.total > memory_.of_rank(candidate.world.ranks)) continue;
       found_.fitting.push_back(advice);
       return;
     }
@@ -149,7 +149,8 @@ class Search {
   [[nodiscard]] const Advices& found() const { return found_; }
 
  private:
-  std::uint64_t memory_, now_;
+  MemoryBudget memory_;
+  std::uint64_t now_;
   Advices found_;
 };
 
@@ -182,7 +183,7 @@ StrategyPlan plan_strategy(const Recipe& recipe, const PlanWorld& world, Strateg
   return row;
 }
 
-Advices advise(const Recipe& recipe, const PlanWorld& world, std::uint64_t memory) {
+Advices advise(const Recipe& recipe, const PlanWorld& world, const MemoryBudget& memory) {
   const Candidate now{recipe, world, {}};
   const bool fp32 = recipe.sharding.mixed_precision == MixedPrecision::no;
   const bool keeps = recipe.sharding.activation_checkpointing == ActivationCheckpointing::none;

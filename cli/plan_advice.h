@@ -9,7 +9,7 @@
 
 namespace tessera::cli {
 
-// Changes that make the recipe fit into `memory` bytes a rank, cheapest first, at most three:
+// Changes that make the recipe fit into `memory`, cheapest first, at most three:
 //   1. another strategy, in the order of what they move; the results keep their bits;
 //   2. smaller batches, more of them in a step: as many samples, more calls;
 //   3. recomputation: the same bits, about one forward more; on GPUs with its inputs on the host;
@@ -23,7 +23,7 @@ struct Advices {
   std::vector<Advice> fitting;
   std::optional<Advice> least;
 };
-Advices advise(const Recipe& recipe, const PlanWorld& world, std::uint64_t memory);
+Advices advise(const Recipe& recipe, const PlanWorld& world, const MemoryBudget& memory);
 
 // Ranks that hold one copy in HYBRID_*: the recipe's number, else 8 or the largest divisor of the
 // world below it.

@@ -12,6 +12,7 @@
 #include "cli/bytes_text.h"
 #include "cli/cluster_calibrate.h"
 #include "cli/cluster_file.h"
+#include "cli/host_memory.h"
 #include "cli/html_report.h"
 #include "cli/nearest.h"
 #include "cli/plan_advice.h"
@@ -22,6 +23,7 @@
 #include "cli/subcommands.h"
 #include "engine/backend.h"
 #include "engine/output_file.h"
+#include "kernels/base/counted.h"
 #include "kernels/base/error.h"
 #include "sharding/comm/shared/rendezvous.h"
 
@@ -106,7 +108,9 @@ struct PlanCommand {
                       .advice = {},
                       .least = {}};
     report.world.timed = cluster.has_value();
-    make_plans(asked.sharded, report);
+    MemoryBudget budget{memory.value_or(0), false};
+    if (!memory && report.world.device == DeviceType::cpu) budget = take_this_machine(report);
+    make_plans(asked.sharded, report, budget);
     fmt::print("{}", plan_text(report));
     nlohmann::ordered_json result = plan_json(report);
     if (cluster) {
@@ -121,6 +125,16 @@ struct PlanCommand {
     write_json(json, result);
     if (!html.empty()) write_html_report(result, html);
     return something_fits(report) ? 0 : static_cast<int>(ErrorCode::out_of_memory);
+  }
+
+  // Ranks on CPUs that nobody named a memory for: those of this machine, as it is now.
+  static MemoryBudget take_this_machine(PlanReport& report) {
+    const auto free = free_memory_of_host();
+    if (!free) return {};
+    const MemoryBudget budget{free->bytes, true};
+    report.device_memory = budget.of_rank(report.world.ranks);
+    report.device_memory_of = free->place;
+    return budget;
   }
 
   // Every combination by itself: the recipe and the world as they are without one need not be
@@ -141,7 +155,7 @@ struct PlanCommand {
     const bool any = std::any_of(rows.begin(), rows.end(),
                                  [](const TimedRow& timed) { return timed.row.plan.has_value(); });
     if (!any) fail(ErrorCode::configuration, "{}", rows.front().row.refused);
-    fmt::print("{}: {} combinations", first.source, points.size());
+    fmt::print("{}: {}", first.source, counted(points.size(), "combination"));
     fmt::print("{}", time_text(rows, cluster, memory));
     nlohmann::ordered_json result = plan_json(report);
     add_time_json(result, rows, cluster, memory);
@@ -204,21 +218,17 @@ struct PlanCommand {
 
   [[nodiscard]] std::optional<std::uint64_t> memory_bytes() const {
     if (device_memory.empty()) return std::nullopt;
-    const auto bytes = parse_bytes(device_memory);
-    TESSERA_CHECK(bytes.has_value(), ErrorCode::usage,
-                  "--device-memory {}: must be a number of bytes, as in 80GB, 79.2GiB or 1e11",
-                  device_memory);
-    return bytes;
+    return read_memory_size("--device-memory", device_memory);
   }
 
   // Every strategy may be asked for, whatever the recipe's is.
   void check_group(const Recipe& recipe) const {
     const auto group = recipe.sharding.group_size;
     TESSERA_CHECK(!group || world_size % *group == 0, ErrorCode::configuration,
-                  "{}: sharding.group_size {} does not divide the {} rank{} of the world; plan for "
-                  "a multiple of it (--world-size), or set a divisor of {}",
-                  where(recipe, "sharding.group_size"), group.value_or(0), world_size,
-                  world_size == 1 ? "" : "s", world_size);
+                  "{}: sharding.group_size {} does not divide the {} of the world; plan for a "
+                  "multiple of it (--world-size), or set a divisor of {}",
+                  where(recipe, "sharding.group_size"), group.value_or(0),
+                  counted(world_size, "rank"), world_size);
   }
 
   [[nodiscard]] static PlanWorld planned_world(const Recipe& recipe, int world_size) {
@@ -233,7 +243,8 @@ struct PlanCommand {
             .fixed_reduction_order = recipe.sharding.fixed_reduction_order};
   }
 
-  static void make_plans(const std::vector<Strategy>& asked, PlanReport& report) {
+  static void make_plans(const std::vector<Strategy>& asked, PlanReport& report,
+                         const MemoryBudget& budget) {
     const Recipe& recipe = report.recipe;
     const std::vector<Strategy> chosen =
         asked.empty() ? std::vector{recipe.sharding.sharding_strategy} : asked;
@@ -247,7 +258,7 @@ struct PlanCommand {
     if (!something_fits(report)) {
       PlanWorld untimed = report.world;
       untimed.timed = false;
-      Advices advices = advise(recipe, untimed, *report.device_memory);
+      Advices advices = advise(recipe, untimed, budget);
       report.advice = std::move(advices.fitting);
       report.least = std::move(advices.least);
     }
@@ -287,7 +298,8 @@ Command describe_plan() {
                {.name = "--device-memory",
                 .target = &options->device_memory,
                 .help = "What a rank may take, as in 80GB: says whether it fits, and what "
-                        "would make it",
+                        "would make it; of CPU ranks by default what this machine has free, "
+                        "divided by their number",
                 .type = "BYTES"},
                {.name = "--cluster",
                 .target = &options->cluster_name,
@@ -314,7 +326,9 @@ Command describe_plan() {
                 .help = "Write the plan there as well, as JSON",
                 .type = "FILE"}},
           .run = [options](const std::vector<std::string>&) { return options->run(); },
-          .footer = "Exit code 6: nothing that was planned fits into --device-memory."};
+          .footer =
+              "Exit code 6: nothing that was planned fits into --device-memory, or into this "
+              "machine."};
 }
 
 }  // namespace tessera::cli

@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "cli/bytes_text.h"
+#include "kernels/base/counted.h"
 
 namespace tessera::cli {
 namespace {
@@ -108,7 +109,13 @@ std::string verdict(const PlanReport& report, const StrategyPlan& row) {
 
 std::string verdicts(const PlanReport& report) {
   if (!report.device_memory) return {};
-  std::string text = fmt::format("\nof {}:\n", bytes_text(*report.device_memory));
+  const int ranks = report.world.ranks;
+  std::string text =
+      report.device_memory_of.empty()
+          ? fmt::format("\nof {}:\n", bytes_text(*report.device_memory))
+          : fmt::format("\nof {}, which {} has free for {}:\n", bytes_text(*report.device_memory),
+                        report.device_memory_of,
+                        ranks == 1 ? "the rank" : fmt::format("each of {} ranks", ranks));
   for (const StrategyPlan& row : report.plans) {
     if (row.plan) text += "  " + verdict(report, row);
   }
@@ -170,18 +177,17 @@ bool something_fits(const PlanReport& report) {
 // What a rank computes with in a micro-batch.
 std::string batch_text(const Recipe& recipe, int ranks) {
   const std::int64_t samples = batch_size_per_rank(recipe, ranks);
-  if (recipe.train.task == TaskKind::sentence_pairs) return fmt::format("{} pairs", samples);
-  return fmt::format("{} x {} tokens", samples, recipe.model.seq_len);
+  if (recipe.train.task == TaskKind::sentence_pairs) return counted(samples, "pair");
+  return fmt::format("{} x {}", samples, counted(recipe.model.seq_len, "token"));
 }
 
 std::string plan_text(const PlanReport& report) {
   const Recipe& recipe = report.recipe;
-  std::string text =
-      fmt::format("{}: {} rank{} on {}, {} a rank, {} batch{} a step\n\n", recipe.source,
-                  report.world.ranks, report.world.ranks == 1 ? "" : "s",
-                  report.world.device == DeviceType::cuda ? "a GPU each" : "the CPUs of one host",
-                  batch_text(recipe, report.world.ranks), recipe.train.gradient_accumulation_steps,
-                  recipe.train.gradient_accumulation_steps == 1 ? "" : "es");
+  std::string text = fmt::format(
+      "{}: {} on {}, {} a rank, {} a step\n\n", recipe.source, counted(report.world.ranks, "rank"),
+      report.world.device == DeviceType::cuda ? "a GPU each" : "the CPUs of one host",
+      batch_text(recipe, report.world.ranks),
+      counted(recipe.train.gradient_accumulation_steps, "batch"));
   text += memory_table(report) + elsewhere_table(report, "in files", &RankMemory::in_files) +
           elsewhere_table(report, "on the host", &RankMemory::on_host);
   return text + "\n" + traffic_table(report) + verdicts(report);

@@ -20,6 +20,15 @@ struct StrategyPlan {
   std::string refused;
 };
 
+// What ranks may take.
+struct MemoryBudget {
+  std::uint64_t bytes = 0;
+  bool of_host = false;  // all ranks together; else each rank
+  [[nodiscard]] std::uint64_t of_rank(int ranks) const {
+    return of_host ? bytes / static_cast<std::uint64_t>(ranks) : bytes;
+  }
+};
+
 // A change of the recipe or the world with which it would fit.
 struct Advice {
   std::vector<std::string> changes;  // "sharding.sharding_strategy=FULL_SHARD", "--world-size 16"
@@ -30,7 +39,8 @@ struct Advice {
 struct PlanReport {
   const Recipe& recipe;
   PlanWorld world;
-  std::optional<std::uint64_t> device_memory;
+  std::optional<std::uint64_t> device_memory;  // of a rank
+  std::string device_memory_of = {};           // "this machine": where nobody named it
   std::vector<StrategyPlan> plans;
   std::vector<Advice> advice;
   std::optional<Advice> least;  // of all that was tried, where nothing fits

@@ -1,6 +1,7 @@
 // One rank or several in this process.
 #include "cli/rank_threads.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <string_view>
@@ -27,6 +28,10 @@ int rank_threads() {
 }
 
 }  // namespace
+
+int ranks_of_process() {
+  return std::max(rank_threads(), 1);
+}
 
 comm::World training_world() {
   comm::World world = comm::world_from_environment();

@@ -11,6 +11,9 @@ namespace tessera::cli {
 // The variable in which the launcher says how many.
 inline constexpr const char* rank_threads_variable = "TESSERA_RANK_THREADS";
 
+// The ranks of this process: 1, or its threads.
+int ranks_of_process();
+
 // The world of this process, and of its threads where it has ranks for threads.
 comm::World training_world();
 

@@ -126,6 +126,7 @@ struct TrainRecipe {
   std::int64_t eval_batches = 16;
   std::int64_t seed = 0;
   DeviceChoice device = DeviceChoice::automatic;
+  bool memory_check = true;
 };
 
 using tessera::Placement;

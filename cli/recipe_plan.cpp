@@ -25,6 +25,12 @@ void check_planned_world(const PlanWorld& world) {
                 world.ranks, comm::max_ranks_on_host);
 }
 
+Recipe recipe_for_plan(const Recipe& recipe, const Context& context) {
+  Recipe planned = recipe;
+  if (!planned.sharding.group_size) planned.sharding.group_size = context.world().local_size;
+  return planned;
+}
+
 PlanWorld planned_world_of(const Context& context, const Recipe& recipe) {
   return {.ranks = context.world_size(),
           .device = context.device().type,

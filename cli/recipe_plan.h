@@ -16,6 +16,9 @@ MemoryPlan plan_recipe(const Recipe& recipe, const PlanWorld& world, int steps =
 // Throws Error(configuration) for a world that no run could be: more CPU ranks than one host takes.
 void check_planned_world(const PlanWorld& world);
 
+// The recipe with the groups of the run's ranks, where it leaves them to the launcher.
+Recipe recipe_for_plan(const Recipe& recipe, const Context& context);
+
 // The world that a run is part of, for comparing it with its plan.
 PlanWorld planned_world_of(const Context& context, const Recipe& recipe);
 

@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "cli/recipe_rows.h"
+#include "kernels/base/counted.h"
 #include "kernels/base/error.h"
 
 namespace tessera::cli {
@@ -37,8 +38,8 @@ void validate_reshard_after_forward(const Recipe& recipe, int world_size) {
                 where(recipe, key), key, row.name);
   const std::optional<std::int64_t> copy = ranks_of_a_copy(recipe, world_size);
   TESSERA_CHECK(ranks == nullptr || !copy || *copy % *ranks == 0, ErrorCode::configuration,
-                "{}: {} {} does not divide the {} ranks that hold one copy under {}",
-                where(recipe, key), key, ranks == nullptr ? 0 : *ranks, copy.value_or(0), row.name);
+                "{}: {} {} does not divide the {} of one copy under {}", where(recipe, key), key,
+                ranks == nullptr ? 0 : *ranks, counted(copy.value_or(0), "rank"), row.name);
 }
 
 // The units stay after their forward.

@@ -34,7 +34,8 @@ std::vector<RecipeKey> model_keys() {
              "The model's kind. With `pretrained`, the folder's config.json says it."),
       default_is("none", key(TESSERA_KEY(model, pretrained),
                              "A folder that transformers or Tessera saved: its config.json and "
-                             "weights.")),
+                             "weights. Of a folder of steps the newest one that is whole. Nothing "
+                             "is downloaded.")),
       key(TESSERA_KEY(model, seq_len), "Tokens in a training sequence.", at_least(1)),
       key(TESSERA_KEY(model, dropout),
           "Sets every dropout rate of the model that is not set by its own key.", from_up_to(0, 1)),
@@ -138,6 +139,9 @@ std::vector<RecipeKey> train_keys() {
                                                {"cpu", DeviceChoice::cpu},
                                                {"cuda", DeviceChoice::cuda}},
              "Where to compute; `auto` takes a GPU where there is one."),
+      key(TESSERA_KEY(train, memory_check),
+          "Refuse a run whose plan (`tessera plan`) needs more memory than its hosts have free, "
+          "with exit code 6, before it starts; `false`: start it anyway."),
   };
 }
 

@@ -21,7 +21,7 @@ namespace {
 
 nlohmann::json read_folder_config(const std::filesystem::path& path) {
   std::ifstream stream(path);
-  TESSERA_CHECK(stream.is_open(), ErrorCode::configuration,
+  TESSERA_CHECK(stream.is_open(), ErrorCode::checkpoint,
                 "{}: cannot be read; a model folder has a config.json", path.string());
   nlohmann::json json = nlohmann::json::parse(stream, nullptr, false);
   TESSERA_CHECK(json.is_object(), ErrorCode::configuration, "{}: not a JSON object", path.string());
@@ -130,6 +130,10 @@ std::unique_ptr<models::SentenceEncoder> make_encoder(const Recipe& recipe,
   const std::filesystem::path folder = *recipe.model.pretrained;
   const nlohmann::json changes = changes_of(recipe, read_folder_config(folder / "config.json"));
   auto encoder = models::make_sentence_encoder(*recipe.model.pretrained, changes);
+  // An adapter's step has no weights of the model.
+  if (!trains_adapters(recipe) && models::has_pooler(folder.string(), *encoder)) {
+    encoder->keep_pooler();
+  }
   if (!planned) {
     check_vocabulary(where(recipe, "data.tokenizer"), std::string(tokenizer.name()),
                      tokenizer.vocabulary_size(), encoder->vocabulary(), true);

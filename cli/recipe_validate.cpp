@@ -8,6 +8,7 @@
 #include "cli/recipe_schedule.h"
 #include "cli/recipe_schema.h"
 #include "engine/data/tokenizer.h"
+#include "kernels/base/counted.h"
 #include "kernels/base/error.h"
 #include "models/registry.h"
 
@@ -163,7 +164,8 @@ void validate_log(const Recipe& recipe) {
   check(first <= last, recipe, "log.trace_steps", "is the first and the last step, got [{}, {}]",
         first, last);
   check(last <= recipe.train.steps, recipe, "log.trace_steps",
-        "[{}, {}] goes beyond the {} steps of train.steps", first, last, recipe.train.steps);
+        "[{}, {}] goes beyond the {} of train.steps", first, last,
+        counted(recipe.train.steps, "step"));
 }
 
 }  // namespace
@@ -193,8 +195,8 @@ void validate(const Recipe& recipe, int world_size) {
   validate_log(recipe);
   validate_fine_tuning(recipe);
   check(!recipe.data.split_batches || recipe.data.batch_size % world_size == 0, recipe,
-        "data.batch_size", "{} cannot be split over {} ranks (data.split_batches: true)",
-        recipe.data.batch_size, world_size);
+        "data.batch_size", "{} cannot be split over {} (data.split_batches: true)",
+        recipe.data.batch_size, counted(world_size, "rank"));
   const bool wants_checkpoints =
       recipe.given.contains("checkpoint.every") && recipe.checkpoint.every > 0;
   check(recipe.checkpoint.dir || !wants_checkpoints, recipe, "checkpoint.every",

@@ -1,6 +1,8 @@
 // The logs of a run, one after the other.
 #include "cli/run_logs.h"
 
+#include <fmt/format.h>
+
 namespace tessera::cli {
 
 RunLogs::RunLogs(const Recipe& recipe, TrainingRun& training) : training_(training) {
@@ -22,6 +24,20 @@ RunLogs::RunLogs(const Recipe& recipe, TrainingRun& training) : training_(traini
   if (csv_) csv_->begin();
   if (tensorboard_) tensorboard_->begin();
   if (trace_) trace_->begin(context.world_size());
+}
+
+std::vector<std::string> RunLogs::notes() const {
+  std::vector<std::string> notes;
+  const auto look = [&](const char* key, const LogFile& file) {
+    if (file.set_aside().empty()) return;
+    notes.push_back(fmt::format("{}: what an earlier run wrote there is now {}", key,
+                                file.set_aside().string()));
+  };
+  if (jsonl_) look("log.jsonl", jsonl_->file());
+  if (csv_) look("log.csv", csv_->file());
+  if (tensorboard_) look("log.tensorboard", tensorboard_->file());
+  if (trace_ && trace_->file()) look("log.trace", *trace_->file());
+  return notes;
 }
 
 std::vector<std::string> RunLogs::write(const StepMetrics& metrics) {

@@ -22,12 +22,14 @@ class RunLogs {
   // Opens all of them before it changes any. Throws Error(configuration) when one cannot be
   // written, or is something else. Steps are recorded where somebody wants to know.
   RunLogs(const Recipe& recipe, TrainingRun& training);
+  // What the user should know of the files that were there.
+  [[nodiscard]] std::vector<std::string> notes() const;
 
   // When the step is done, before anything else happens. Notes for the user.
   std::vector<std::string> write(const StepMetrics& metrics);
   void write_evaluation(std::int64_t step, const tasks::Evaluation& found);
-  // Collective, when all that belongs to the step is done. Throws Error(runtime) when a file system
-  // refuses, as the two above do.
+  // Collective, when all that belongs to the step is done. Throws when a file system refuses, as
+  // the two above do.
   void end_step();
   // Collective, at the end. Notes for the user.
   std::vector<std::string> finish();

@@ -12,6 +12,7 @@
 #include "cli/log_file.h"
 #include "cli/training_run.h"
 #include "engine/output_file.h"
+#include "kernels/base/counted.h"
 #include "sharding/trace.h"
 
 namespace tessera::cli {
@@ -197,8 +198,8 @@ std::vector<std::string> RunSummary::lines(const std::vector<Report>& reports) c
       several ? fmt::format("; rank {} computes longest",
                             largest(reports, [](const Report& r) { return r.medians.busy; }))
               : "";
-  std::vector<std::string> lines{
-      fmt::format("{} steps, {} each (median){}", steps_, duration_text(waited.step), slowest)};
+  std::vector<std::string> lines{fmt::format("{}, {} each (median){}", counted(steps_, "step"),
+                                             duration_text(waited.step), slowest)};
   if (several) {
     std::string text;
     for (int i = 0; i < exposed_count; ++i) {
@@ -214,8 +215,9 @@ std::vector<std::string> RunSummary::lines(const std::vector<Report>& reports) c
         text, duration_text(waited.exchange)));
     text.clear();
     for (const CollectiveTotal& total : collectives_) {
-      text += fmt::format("{}{} {} {} ({} calls)", text.empty() ? "" : ", ", name_of(total.phase),
-                          name_of(total.kind), bytes_text(total.bytes), total.calls);
+      text +=
+          fmt::format("{}{} {} {} ({})", text.empty() ? "" : ", ", name_of(total.phase),
+                      name_of(total.kind), bytes_text(total.bytes), counted(total.calls, "call"));
     }
     if (!text.empty()) lines.push_back("bytes of a step that reach a rank: " + text);
   }

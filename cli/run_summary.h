@@ -46,8 +46,8 @@ class RunSummary {
 
   // When a step is recorded.
   void end_step(const StepRecord& record);
-  // Collective. Lines for the user; rank 0 writes the file. Throws Error(runtime) when the file
-  // system refuses.
+  // Collective. Lines for the user; rank 0 writes the file. Throws what write_output()
+  // does when the file system refuses.
   std::vector<std::string> finish(TrainingRun& training);
 
   static constexpr std::int64_t warmup_steps = 3;

@@ -16,6 +16,8 @@
 #include "cli/interruption.h"
 #include "cli/subcommands.h"
 #include "engine/data/tokenize_text.h"
+#include "engine/output_file.h"
+#include "kernels/base/counted.h"
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
 #include "tokenizers/load.h"
@@ -73,6 +75,7 @@ struct TokenizeCommand {
     std::error_code none;  // a result that is not there yet is no other file
     TESSERA_CHECK(!std::filesystem::equivalent(text, lines ? json : out, none), ErrorCode::usage,
                   "the result would replace the text {}; name another file", text);
+    if (lines) check_output("--json " + json, json);  // before the work
     const SignalThread signals;
     const InterruptionWatch watch;
     const auto loaded = tokenizers::load_tokenizer(tokenizer);
@@ -103,9 +106,10 @@ struct TokenizeCommand {
     TESSERA_CHECK(writer.tokens() > 0, ErrorCode::data, "text {} gives no tokens", text);
     writer.finish();
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-    fmt::print("{}: {} tokens of {} (vocabulary {}) from {} in {:.2f} s\n", printable(out),
-               writer.tokens(), printable(loaded.name()), loaded.vocabulary_size(),
-               bytes_text(static_cast<std::uint64_t>(bytes)), seconds.count());
+    fmt::print("{}: {} of {} (vocabulary {}) from {} in {:.2f} s\n", printable(out),
+               counted(writer.tokens(), "token"), printable(loaded.name()),
+               loaded.vocabulary_size(), bytes_text(static_cast<std::uint64_t>(bytes)),
+               seconds.count());
   }
 
   void write_lines(const Tokenizer& loaded) const {
@@ -133,11 +137,7 @@ struct TokenizeCommand {
       list += ']';
     }
     list += "]\n";
-    try {
-      checkpoint::replace_file(json, list);
-    } catch (const Error& error) {
-      throw Error(ErrorCode::data, error.what());
-    }
+    write_output("--json " + json, json, list);
   }
 };
 

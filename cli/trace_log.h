@@ -21,8 +21,8 @@ class TraceLog {
   TraceLog(const Recipe& recipe, const Context& context, std::int64_t steps_done);
 
   void begin(int ranks);
-  // Collective: with all that came after the step. Throws Error(runtime) when the file system
-  // refuses.
+  [[nodiscard]] const std::optional<LogFile>& file() const { return file_; }
+  // Collective: with all that came after the step. Throws when the file system refuses.
   void end_step(const TrainingRun& training);
 
  private:

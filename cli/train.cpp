@@ -6,12 +6,14 @@
 
 #include "cli/accelerate_config.h"
 #include "cli/interruption.h"
+#include "cli/memory_check.h"
 #include "cli/progress.h"
 #include "cli/rank_threads.h"
 #include "cli/recipe.h"
 #include "cli/run_logs.h"
 #include "cli/subcommands.h"
 #include "cli/training_run.h"
+#include "kernels/base/counted.h"
 
 namespace tessera::cli {
 namespace {
@@ -36,9 +38,10 @@ struct TrainCommand {
   }
 
   [[nodiscard]] static int run_rank(const Recipe& recipe, const Context& context) {
+    check_memory(recipe, context, ranks_of_process());
     TrainingRun training(recipe, context);
-    const std::vector<std::string> notes = training.resume();
-    training.prepare_folder();
+    std::vector<std::string> notes = training.resume();
+    for (std::string& note : training.prepare_folder()) notes.push_back(std::move(note));
     const InterruptionWatch watch;
     // Before the first word, so that a refusal is the only one.
     RunLogs logs(recipe, training);
@@ -53,14 +56,35 @@ struct TrainCommand {
     for (const std::string& note : configuration_notes(recipe, context.world_size()))
       progress.note(note);
     for (const std::string& note : notes) progress.note(note);
+    for (const std::string& note : logs.notes()) progress.note(note);
+    if (training.position().steps >= recipe.train.steps)
+      progress.note(nothing_left(recipe, training));
     const int code = loop(recipe, training, progress, logs);
     for (const std::string& note : logs.finish()) progress.note(note);
     return code;
   }
 
+  static std::string nothing_left(const Recipe& recipe, const TrainingRun& training) {
+    const std::int64_t wanted = recipe.train.steps;
+    if (training.resumed_from().empty()) return "train.steps is 0: there is nothing to train";
+    const std::string& step = training.resumed_from();
+    const std::int64_t done = training.position().steps;
+    if (done > wanted) {
+      return fmt::format(
+          "{} has {}, and train.steps is {}: nothing is left to train; raise "
+          "train.steps to go on",
+          step, counted(done, "step"), wanted);
+    }
+    return fmt::format(
+        "{} has {} of train.steps: nothing is left to train; raise train.steps to "
+        "go on",
+        step, wanted == 1 ? "the 1 step" : fmt::format("all {} steps", wanted));
+  }
+
   static int loop(const Recipe& recipe, TrainingRun& training, Progress& progress, RunLogs& logs) {
     const std::int64_t every = recipe.checkpoint.dir ? recipe.checkpoint.every : 0;
-    std::int64_t saved_at = training.position().steps;
+    const std::int64_t first_step = training.position().steps;
+    std::int64_t saved_at = first_step;
     while (training.position().steps < recipe.train.steps) {
       const StepMetrics step = training.step();
       const std::vector<std::string> warnings = logs.write(step);
@@ -101,7 +125,11 @@ struct TrainCommand {
         return signal_exit_base + training.interruption();
       }
     }
-    if (const auto exported = training.export_weights()) progress.note(*exported);
+    if (const auto exported = training.export_weights()) {
+      progress.note(*exported);
+    } else if (!recipe.checkpoint.dir && training.position().steps > first_step) {
+      progress.note("nothing saved: neither checkpoint.dir nor checkpoint.export is set");
+    }
     return 0;
   }
 

@@ -11,6 +11,7 @@
 #include "checkpoint/peft.h"
 #include "cli/device.h"
 #include "cli/interruption.h"
+#include "cli/pretrained_folder.h"
 #include "cli/recipe_task.h"
 #include "engine/autograd.h"
 #include "engine/backend.h"
@@ -18,6 +19,7 @@
 #include "engine/nn/lora.h"
 #include "engine/ops.h"
 #include "engine/random.h"
+#include "kernels/base/counted.h"
 #include "kernels/base/error.h"
 
 namespace tessera::cli {
@@ -166,7 +168,9 @@ struct StepReport {
 }  // namespace
 
 TrainingRun::TrainingRun(const Recipe& recipe, Context context)
-    : recipe_(recipe), context_(std::move(context)), schedule_(make_schedule(recipe.train)) {
+    : recipe_(with_model_folder(recipe, context)),
+      context_(std::move(context)),
+      schedule_(make_schedule(recipe.train)) {
   batch_size_ = batch_size_per_rank(recipe_, context_.world_size());
 
   manual_seed(static_cast<std::uint64_t>(recipe_.train.seed));
@@ -368,13 +372,14 @@ std::string TrainingRun::describe() const {
   for (const auto& parameter : sharded_->ignored_parameters()) {
     ignored += parameter.shape.elements();
   }
-  return fmt::format(
-      "{} parameters{}{}, {} over {} ranks, batch {} a rank, {} samples an epoch, on {}", all,
-      trained == all ? "" : fmt::format(", {} of them trained", trained),
-      ignored == 0 ? "" : fmt::format(", {} ignored: whole and frozen", ignored),
-      name_of(recipe_.sharding.sharding_strategy), context_.world_size(),
-      task_->describe_batch(batch_size_), fmt::join(sets, " + "),
-      describe_choice(recipe_, context_.device()));
+  return fmt::format("{} parameters{}{}, {} over {}, batch {} a rank, {} an epoch, on {}", all,
+                     trained == all ? "" : fmt::format(", {} of them trained", trained),
+                     ignored == 0 ? "" : fmt::format(", {} ignored: whole and frozen", ignored),
+                     name_of(recipe_.sharding.sharding_strategy),
+                     counted(context_.world_size(), "rank"), task_->describe_batch(batch_size_),
+                     sets.size() == 1 ? counted(sets.front(), "sample")
+                                      : fmt::format("{} samples", fmt::join(sets, " + ")),
+                     describe_choice(recipe_, context_.device()));
 }
 
 }  // namespace tessera::cli

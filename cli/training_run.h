@@ -32,18 +32,19 @@ struct TrainingPosition {
 
 class TrainingRun {
  public:
-  // Collective. Builds everything; nothing is read from a checkpoint yet except a pretrained
-  // folder's weights. On a planned device (sharding/plan.h) no data is read: the run can take
-  // steps, and nothing else.
+  // Collective. Builds everything; nothing is read from a checkpoint yet. Of a pretrained folder of
+  // steps the newest that is whole is taken. On a planned device (sharding/plan.h) no data is read:
+  // the run can take steps, and nothing else.
   TrainingRun(const Recipe& recipe, Context context);
 
   // Collective. Goes on from what the recipe's `resume` says, if there is something; a restart by
   // the launcher from the newest save of this launch, whatever it says. Notes for the user come
   // back.
   std::vector<std::string> resume();
-  // Collective. Makes the checkpoints' folder, if there will be any: a place that cannot be written
-  // is said before the first step, not at the first save.
-  void prepare_folder();
+  // Collective. Makes the checkpoints' folder, if there will be any: a place that cannot be
+  // written, or has no room for a single save, is said before the first step, not at the first
+  // save. Notes for the user come back.
+  std::vector<std::string> prepare_folder();
 
   // Collective. One optimizer step over gradient_accumulation_steps micro-batches. A loss or
   // gradient that is not finite is an Error(numeric) that leaves parameters as they were; in fp16,
@@ -63,6 +64,8 @@ class TrainingRun {
   std::optional<std::string> export_weights();
 
   [[nodiscard]] const TrainingPosition& position() const { return position_; }
+  // The step's folder that resume() went on from, or nothing.
+  [[nodiscard]] const std::string& resumed_from() const { return resumed_from_; }
   [[nodiscard]] bool evaluates() const { return task_->evaluates(); }
   // The largest signal number that a rank noted during the last step (agreed on by all).
   [[nodiscard]] int interruption() const { return interruption_; }
@@ -83,10 +86,22 @@ class TrainingRun {
 
  private:
   void load_pretrained();
+  // Collective. Refuses a step, or the newest of a folder of steps, that this run cannot go on
+  // from, by the keys of the recipe that differ. Notes whether it has the pooler that the run
+  // keeps; where it has none (older versions did not keep it), loads model.pretrained's.
+  void look_at_step(const std::string& path);
   // Of an adapter's run the checkpoint has the adapter alone.
   [[nodiscard]] checkpoint::StateNames state_names() const;
+  [[nodiscard]] checkpoint::StateNames names_to_load() const;
   void remember_adapter(SaveOptions& options) const;
   void check_adapter(const Scalars& scalars, const std::string& folder) const;
+  // What a save writes: tensors alone, the small files beside them are not worth a word.
+  struct SaveBytes {
+    std::uint64_t model = 0, optimizer = 0;
+    [[nodiscard]] std::uint64_t total() const { return model + optimizer; }
+  };
+  [[nodiscard]] SaveBytes bytes_of_save() const;
+  [[nodiscard]] std::string check_room() const;
   [[nodiscard]] bool saves() const {
     return recipe_.checkpoint.dir && recipe_.checkpoint.every > 0;
   }
@@ -128,6 +143,8 @@ class TrainingRun {
   std::optional<tasks::PreparedQueue> batches_;  // from the first step on
   std::int64_t batch_size_ = 0;
   TrainingPosition position_;
+  std::string resumed_from_;
+  bool step_lacks_pooler_ = false;
   int interruption_ = 0;
   std::int64_t save_requests_ = 0;
   std::int64_t save_requests_before_ = 0;

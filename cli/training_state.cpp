@@ -1,5 +1,6 @@
 // What a run reads and writes: pretrained weights, checkpoints, the position in them.
 #include <fmt/format.h>
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <functional>
@@ -9,6 +10,7 @@
 #include "checkpoint/export.h"
 #include "checkpoint/file.h"
 #include "checkpoint/sharded_state.h"
+#include "cli/recipe_difference.h"
 #include "cli/recipe_task.h"
 #include "cli/restart.h"
 #include "cli/training_run.h"
@@ -103,10 +105,36 @@ bool TrainingRun::resume_restarted(int restart, std::vector<std::string>& notes)
   return found;
 }
 
+void TrainingRun::look_at_step(const std::string& path) {
+  const auto parameters = sharded_->sharded_parameters();
+  const bool keeps_pooler =
+      !adapter_ && std::any_of(parameters.begin(), parameters.end(), [](const auto& parameter) {
+        return parameter.name == models::pooler_weight;
+      });
+  const auto messages = checkpoint::together(
+      context_.communicator(), "reading the recipe of a step",
+      [&] { return context_.is_main() ? describe_step(path, keeps_pooler) : std::string(); });
+  if (messages.front().empty()) return;
+  const SavedRecipe saved = parse_step_description(messages.front());
+  require_same_training(
+      decisive_differences(saved, recipe_, task_->model().config(recipe_.checkpoint.dtype)),
+      saved.step);
+  step_lacks_pooler_ = keeps_pooler && !saved.has_pooler;
+  if (step_lacks_pooler_) load_pretrained();
+}
+
+checkpoint::StateNames TrainingRun::names_to_load() const {
+  if (!step_lacks_pooler_) return state_names();
+  return [](const std::string& name, bool /*trained*/) {
+    return name.starts_with("pooler.") ? std::string() : name;
+  };
+}
+
 std::optional<std::string> TrainingRun::resume_newest(const std::string& dir,
                                                       const checkpoint::Search& search,
                                                       std::vector<std::string>& notes) {
-  const auto loaded = load_latest(context_, dir, *sharded_, *optimizer_, search, state_names());
+  if (search.launch.empty()) look_at_step(dir);
+  const auto loaded = load_latest(context_, dir, *sharded_, *optimizer_, search, names_to_load());
   if (!loaded) return std::nullopt;
   const checkpoint::Found& found = loaded->found;
   for (const std::string& reason : found.skipped)
@@ -132,8 +160,9 @@ void TrainingRun::resume_from(const std::string& path, std::vector<std::string>&
     return std::string(one ? "step" : "");
   });
   if (messages.front() == "step") {
+    look_at_step(path);
     notes.push_back(
-        take_position(load(context_, path, *sharded_, *optimizer_, state_names()), path));
+        take_position(load(context_, path, *sharded_, *optimizer_, names_to_load()), path));
     start_line(path, notes);
     return;
   }
@@ -181,30 +210,6 @@ std::vector<std::string> TrainingRun::resume() {
   return notes;
 }
 
-void TrainingRun::prepare_folder() {
-  const CheckpointRecipe& wanted = recipe_.checkpoint;
-  const auto on_main = [this](const char* key, const std::function<void()>& work) {
-    checkpoint::together(context_.communicator(), where(recipe_, key), [this, &work] {
-      if (context_.is_main()) work();
-      return std::string();
-    });
-  };
-  if (saves()) {
-    on_main("checkpoint.dir", [&] { checkpoint::create_folders(*wanted.dir); });
-  }
-  if (wanted.export_folder) {
-    on_main("checkpoint.export", [&] { checkpoint::check_export_folder(*wanted.export_folder); });
-  }
-  if (!saves() && !wanted.export_folder) return;
-  if (recipe_.model.pretrained) {
-    on_main("model.pretrained",
-            [&] { model_files_ = checkpoint::read_model_files(*recipe_.model.pretrained); });
-  }
-  on_main("data.tokenizer", [&] {
-    for (auto& [name, content] : tokenizer_files(recipe_)) model_files_[name] = content;
-  });
-}
-
 std::map<std::string, std::string> TrainingRun::files_beside_weights() const {
   std::map<std::string, std::string> files = model_files_;
   for (auto& [name, content] : task_->files(recipe_.checkpoint.dtype)) files[name] = content;
@@ -221,6 +226,7 @@ std::string TrainingRun::take_position(const Scalars& scalars, const std::string
   check_adapter(scalars, folder);
   task_->check_data(scalars, folder);
   position_.steps = scalars.get<std::int64_t>("position/steps");
+  resumed_from_ = folder;
   take_data_position(scalars, folder);
   // A run in another precision goes on with the first scale.
   if (scaler_ && scalars.contains("loss_scale/factor")) {
@@ -253,6 +259,7 @@ std::string TrainingRun::start_data_anew(const std::string& folder, std::int64_t
   TESSERA_CHECK(steps >= 0, ErrorCode::checkpoint, "{}: a training position of {} steps", folder,
                 steps);
   position_.steps = steps;
+  resumed_from_ = folder;
   position_.data = order_->begin();
   position_.data.batches = steps * recipe_.train.gradient_accumulation_steps;
   return fmt::format(

@@ -12,10 +12,13 @@
 #include "checkpoint/convert.h"
 #include "checkpoint/convert/plan.h"
 #include "checkpoint/formats/format.h"
+#include "checkpoint/lineage.h"
+#include "checkpoint/manifest.h"
 #include "cli/bytes_text.h"
 #include "cli/checkpoint_output.h"
 #include "cli/interruption.h"
 #include "cli/subcommands.h"
+#include "kernels/base/counted.h"
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
 
@@ -31,10 +34,24 @@ struct Verdict {
   std::uint64_t damaged_bytes = 0;
   std::set<std::string> damaged_tensors;
   bool readable = true;  // false: nothing in it can be used
+  bool found = true;     // false: it is none, and nothing says that it ever was
 };
 
 // Ends verify() between two blocks.
 struct Stopped : std::exception {};
+
+// Whether a path that no format takes for its own was a checkpoint's: its name says so, or a
+// manifest is there that cannot be read.
+bool was_checkpoint(const std::filesystem::path& path) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) {
+    return std::filesystem::exists(path / checkpoint::manifest_name, error) ||
+           checkpoint::parse_committed_name(path.filename().string()).has_value();
+  }
+  constexpr std::string_view endings[] = {".safetensors", ".pt", ".pth", ".bin", ".ckpt"};
+  return std::find(std::begin(endings), std::end(endings), path.extension().string()) !=
+         std::end(endings);
+}
 
 Verdict verdict_of(const std::filesystem::path& path, ByteProgress& progress) {
   Verdict verdict;
@@ -51,6 +68,7 @@ Verdict verdict_of(const std::filesystem::path& path, ByteProgress& progress) {
     if (error.code() != ErrorCode::checkpoint) throw;
     verdict.damages.emplace_back(error.what());
     verdict.readable = false;
+    verdict.found = verdict.format != "unknown" || was_checkpoint(path);
     return verdict;
   }
   const auto& tensors = source->contents().tensors;
@@ -74,17 +92,19 @@ Verdict verdict_of(const std::filesystem::path& path, ByteProgress& progress) {
 
 void print_verdict(const Verdict& verdict) {
   if (verdict.damages.empty()) {
-    fmt::print("{}: sound ({}, {} tensors, {})\n", printable(verdict.path), verdict.format,
-               verdict.tensors, bytes_text(verdict.bytes));
+    fmt::print("{}: sound ({}, {}, {})\n", printable(verdict.path), verdict.format,
+               counted(verdict.tensors, "tensor"), bytes_text(verdict.bytes));
     return;
   }
-  if (!verdict.readable) {
+  if (!verdict.found) {
+    fmt::print("{}: no checkpoint is there\n", printable(verdict.path));
+  } else if (!verdict.readable) {
     fmt::print("{}: damaged ({}); nothing in it can be used\n", printable(verdict.path),
                verdict.format);
   } else {
-    fmt::print("{}: damaged ({}); {} in {} of {} tensors cannot be trusted\n",
-               printable(verdict.path), verdict.format, bytes_text(verdict.damaged_bytes),
-               verdict.damaged_tensors.size(), verdict.tensors);
+    fmt::print("{}: damaged ({}); {} in {} of {} cannot be trusted\n", printable(verdict.path),
+               verdict.format, bytes_text(verdict.damaged_bytes), verdict.damaged_tensors.size(),
+               counted(verdict.tensors, "tensor"));
   }
   for (const std::string& line : verdict.damages) fmt::print("  {}\n", printable(line));
 }
@@ -93,6 +113,7 @@ nlohmann::ordered_json verdict_json(const Verdict& verdict) {
   return {{"path", verdict.path},
           {"format", verdict.format},
           {"sound", verdict.damages.empty()},
+          {"found", verdict.found},
           {"readable", verdict.readable},
           {"tensors", verdict.tensors},
           {"bytes", verdict.bytes},
@@ -151,7 +172,8 @@ Command describe_verify() {
                          .type = "FILE"}},
           .run = [options](const std::vector<std::string>&) { return options->run(); },
           .footer =
-              "Exit code 5: something is damaged. Formats without checksums are read whole "
+              "Exit code 5: something is damaged, or no checkpoint is there. Formats without "
+              "checksums are read whole "
               "and their structure checked."};
 }
 

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "kernels/base/error.h"
+#include "kernels/base/write_failure.h"
 
 namespace tessera {
 namespace {
@@ -69,7 +70,9 @@ class PartialOutput {
 
  private:
   [[noreturn]] void refuse(const char* call) const {
-    fail(ErrorCode::runtime, "{}: cannot be written: {}", what_, describe_errno(call, errno));
+    const int reason = errno;
+    fail(full_disk_or_runtime(reason), "{}: cannot be written: {}", what_,
+         describe_errno(call, reason));
   }
 
   void write(std::string_view text) const {
@@ -103,7 +106,7 @@ void write_stream(const std::string& what, const fs::path& path, std::string_vie
                 describe_errno("open", errno));
   const bool whole = std::fwrite(text.data(), 1, text.size(), stream.get()) == text.size() &&
                      std::fflush(stream.get()) == 0;
-  TESSERA_CHECK(whole, ErrorCode::runtime, "{}: cannot be written: {}", what,
+  TESSERA_CHECK(whole, full_disk_or_runtime(errno), "{}: cannot be written: {}", what,
                 describe_errno("write", errno));
 }
 

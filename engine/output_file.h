@@ -14,7 +14,8 @@ void check_output(const std::string& what, const std::filesystem::path& path);
 // Replaces what is there by a rename; through a link, what it points to. A file that was there
 // keeps its mode, and its owner where this user may give it away. What is no regular file (a pipe,
 // a device) gets the text as it is. Throws Error(configuration) where no file can be made,
-// Error(runtime) when the file system refuses its bytes (a full disk), and leaves what was there.
+// an Error of full_disk_or_runtime() when the file system refuses its bytes, and leaves what was
+// there.
 void write_output(const std::string& what, const std::filesystem::path& path,
                   std::string_view text);
 // Whether it is something that takes text and is not replaced.

@@ -80,7 +80,7 @@ int adapt(int argc, char** argv) {
     ts::ShardedModel model = ts::fully_shard(net, context);
     ts::optim::AdamW optimizer(model.parameters(), {.lr = 1e-2});
     const double loss = train(context, net, model, optimizer, 0.0, 300);
-    ts::save(context, out + "/base", model, optimizer);
+    ts::save(context, out + "/base", model, optimizer, {.step = 0});
     if (context.is_main()) std::printf("the base: loss %.1e\n", loss);
   }
   Net net;

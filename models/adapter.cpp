@@ -13,6 +13,7 @@
 #include "engine/device.h"
 #include "kernels/base/error.h"
 #include "models/language_model.h"
+#include "models/model_folder.h"
 #include "models/registry.h"
 #include "models/sentence_encoder.h"
 
@@ -197,10 +198,10 @@ WeightFolders find_weights(const std::string& folder, const std::string& base) {
   }
   const std::string found = base.empty() ? checkpoint::read_peft_config(folder).base : base;
   std::error_code error;
-  TESSERA_CHECK(!found.empty() && fs::is_directory(found, error), ErrorCode::configuration,
-                "{}: an adapter, and its base model \"{}\" is no folder here; name the base's "
-                "folder with --base",
-                folder, found);
+  TESSERA_CHECK(!found.empty() && fs::is_directory(found, error), ErrorCode::checkpoint,
+                "{}: an adapter, and its base model is no folder here: {}; name the base's folder "
+                "with --base",
+                folder, found.empty() ? "none is named" : missing_folder_text(found));
   TESSERA_CHECK(!checkpoint::is_peft_folder(found), ErrorCode::configuration,
                 "{}: the base {} of the adapter is an adapter itself; merge that one first "
                 "(tessera convert --merge)",

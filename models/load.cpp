@@ -9,6 +9,7 @@
 #include "checkpoint/lineage.h"
 #include "kernels/base/error.h"
 #include "models/adapter.h"
+#include "models/model_folder.h"
 #include "models/registry.h"
 #include "sharding/comm/world.h"
 
@@ -71,7 +72,7 @@ void materialise(nn::Module& module, Device device) {
 
 LoadedLanguageModel load_language_model(const std::string& given, DType dtype, Device device,
                                         const std::string& base) {
-  TESSERA_CHECK(fs::is_directory(given), ErrorCode::checkpoint, "{}: no such folder", given);
+  require_model_folder(given);
   LoadedLanguageModel loaded;
   std::string folder = given;
   std::string adapter;

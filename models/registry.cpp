@@ -77,8 +77,7 @@ const Architecture& architecture_of(const nlohmann::json& config, const ConfigSo
 namespace {
 
 const char* words_for(ModelKind kind) {
-  return kind == ModelKind::language_model ? "a language model, which predicts the next token"
-                                           : "an encoder of texts";
+  return kind == ModelKind::language_model ? "a language model" : "an encoder of texts";
 }
 
 template <class Kind>

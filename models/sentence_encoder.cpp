@@ -3,6 +3,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "engine/nn/lora.h"
+#include "models/encoder_layer.h"
 #include "models/sentence_modules.h"
 
 namespace tessera::models {
@@ -10,6 +12,14 @@ namespace tessera::models {
 SentenceEncoder::SentenceEncoder(Parts parts) : parts_(std::move(parts)) {
   register_children_of(*parts_.transformer);
   for (const auto& [name, module] : parts_.modules) register_module(name, module);
+}
+
+void SentenceEncoder::keep_pooler() {
+  const std::int64_t width = parts_.transformer->width();
+  const Names pooler(std::make_shared<NamesImpl>());
+  pooler->add("dense", nn::Linear(width, width));
+  freeze(*pooler);
+  register_module("pooler", pooler);
 }
 
 Tensor SentenceEncoder::forward(const TokenBatch& tokens) const {

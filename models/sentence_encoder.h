@@ -57,6 +57,10 @@ class SentenceEncoder : public Model {
   // them as SaveOptions::tensor_folders.
   [[nodiscard]] std::set<std::string> tensor_folders() const;
 
+  // The pooler that transformers put on BERT and MPNet, under its own name: no embedding goes
+  // through it, so it is frozen, and kept for those who load a saved folder with transformers.
+  void keep_pooler();
+
   // Of the transformer.
   [[nodiscard]] nlohmann::json config(DType weights = float32) const override;
   [[nodiscard]] HuggingFaceNames hugging_face_names() const override;
@@ -82,6 +86,13 @@ std::unique_ptr<SentenceEncoder> make_sentence_encoder(const std::string& folder
 // it came from.
 std::unique_ptr<SentenceEncoder> make_mean_pooling_encoder(const nlohmann::json& config,
                                                            const std::string& source);
+
+// The name of a pooler's first tensor in a checkpoint.
+inline constexpr const char* pooler_weight = "pooler.dense.weight";
+
+// Whether the folder's weights have a pooler of the model's width: keep_pooler() is then filled
+// from it.
+bool has_pooler(const std::string& folder, const SentenceEncoder& model);
 
 // Fills the pieces of the model's tensors from a folder of either kind. Missing, unexpected and
 // mis-shaped tensors are one Error(checkpoint) that lists them.

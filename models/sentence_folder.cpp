@@ -8,6 +8,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/file.h"
+#include "checkpoint/hugging_face.h"
 #include "checkpoint/json.h"
 #include "kernels/base/error.h"
 #include "models/config_reader.h"
@@ -344,6 +345,27 @@ std::unique_ptr<SentenceEncoder> make_mean_pooling_encoder(const json& config,
   parts.max_seq_length = parts.transformer->positions();
   describe_mean_pooling(parts);
   return std::make_unique<SentenceEncoder>(std::move(parts));
+}
+
+bool has_pooler(const std::string& folder, const SentenceEncoder& model) {
+  const fs::path path = folder;
+  std::error_code error;
+  // A plan needs no weights; a step in files of its ranks says it in its manifest.
+  if (!fs::exists(path / "model.safetensors", error) &&
+      !fs::exists(path / "model.safetensors.index.json", error)) {
+    return false;
+  }
+  const checkpoint::HuggingFaceFolder opened = checkpoint::open_hugging_face(folder);
+  const HuggingFaceNames names = model.hugging_face_names();
+  const std::int64_t width = model.transformer().width();
+  const auto has = [&](const char* name, const std::vector<std::int64_t>& shape) {
+    for (const std::string& alias : names.aliases(name)) {
+      const auto found = opened.tensors.find(alias);
+      if (found != opened.tensors.end()) return found->second.second->shape == shape;
+    }
+    return false;
+  };
+  return has(pooler_weight, {width, width}) && has("pooler.dense.bias", {width});
 }
 
 void load_sentence_encoder(const std::string& folder, const SentenceEncoder& model,

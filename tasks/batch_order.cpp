@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/data/permutation.h"
+#include "kernels/base/counted.h"
 #include "kernels/base/error.h"
 
 namespace tessera::tasks {
@@ -44,9 +45,9 @@ BatchOrder::Batch BatchOrder::at(const DataPosition& position, std::int64_t size
   batch.first = position.next[batch.data_set];
   if (options_.drop_last && batch.first % samples + size > samples) {
     TESSERA_CHECK(size <= samples, ErrorCode::data,
-                  "an epoch of {} samples has no whole batch of {}, and data.drop_last leaves out "
+                  "an epoch of {} has no whole batch of {}, and data.drop_last leaves out "
                   "what is less; use more data, a smaller batch or drop_last: false",
-                  samples, size);
+                  counted(samples, "sample"), size);
     batch.first = (batch.first / samples + 1) * samples;
   }
   return batch;

@@ -10,6 +10,7 @@
 #include "engine/data/permutation.h"
 #include "engine/data/samples.h"
 #include "engine/memory_kind.h"
+#include "kernels/base/counted.h"
 #include "kernels/base/error.h"
 #include "models/registry.h"
 
@@ -87,7 +88,7 @@ class NextToken final : public Task {
   }
 
   [[nodiscard]] std::string describe_batch(std::int64_t samples) const override {
-    return fmt::format("{} x {} tokens", samples, options_.seq_len);
+    return fmt::format("{} x {}", samples, counted(options_.seq_len, "token"));
   }
 
   [[nodiscard]] bool evaluates() const override { return validation_ != nullptr; }

@@ -12,6 +12,7 @@
 #include "engine/memory_kind.h"
 #include "engine/nn/layers.h"
 #include "engine/ops.h"
+#include "kernels/base/counted.h"
 #include "kernels/base/error.h"
 #include "tasks/encoding.h"
 #include "tasks/evaluators.h"
@@ -176,7 +177,7 @@ class SentencePairsTask final : public Task {
   }
 
   [[nodiscard]] std::string describe_batch(std::int64_t samples) const override {
-    return fmt::format("{} pairs of at most {} tokens", samples, length_);
+    return fmt::format("{} of at most {}", counted(samples, "pair"), counted(length_, "token"));
   }
 
   [[nodiscard]] bool evaluates() const override { return options_.valid.has_value(); }

@@ -15,6 +15,7 @@
 #include "checkpoint/file.h"
 #include "checkpoint/json.h"
 #include "checkpoint/scalars_json.h"
+#include "kernels/base/counted.h"
 #include "kernels/base/error.h"
 
 namespace tessera::checkpoint {
@@ -132,8 +133,8 @@ class Planner {
       plan_.source_of.push_back(i);
     }
     if (left > 0 && !options_.weights_only) {
-      note(fmt::format("{} tensors of optimizer state stay behind: {} holds weights alone", left,
-                       target_.name));
+      note(fmt::format("left behind: {} of optimizer state; {} holds weights alone",
+                       counted(left, "tensor"), target_.name));
     }
     TESSERA_CHECK(!plan_.contents.tensors.empty(), ErrorCode::checkpoint,
                   "there is no tensor to convert{}", left > 0 ? " but optimizer state" : "");
@@ -234,7 +235,8 @@ class Planner {
         ++computed;
       }
     }
-    if (computed > 0) note(fmt::format("{} tensors that are computed stay behind", computed));
+    if (computed > 0)
+      note(fmt::format("left behind: {}, computed from others", counted(computed, "tensor")));
     const std::string table = type == "gpt2" ? "wte.weight" : "embed_tokens.weight";
     const auto found = find(table);
     if (!found || plan_.contents.tensors[*found].name != table) return;
@@ -257,7 +259,8 @@ class Planner {
       tensor.stored = &stored_dtype(*options_.dtype);
     }
     if (converted > 0) {
-      note(fmt::format("{} tensors converted to {}", converted, name_of(*options_.dtype)));
+      note(fmt::format("{} converted to {}", counted(converted, "tensor"),
+                       name_of(*options_.dtype)));
     }
     nlohmann::json config = parse_config(given_);
     if (!config.is_object()) return;

@@ -13,6 +13,7 @@
 #include "checkpoint/formats/zero_files.h"
 #include "checkpoint/formats/zero_partitions.h"
 #include "checkpoint/scalars_json.h"
+#include "kernels/base/counted.h"
 #include "kernels/base/error.h"
 
 namespace tessera::checkpoint::formats {
@@ -289,14 +290,14 @@ class ZeroOpener {
       if (!names_.contains({Part::model, plain})) state_.contents.aliases[plain] = to;
     }
     if (zero_.step.has_value()) state_.contents.scalars.set("step", *zero_.step);
-    note("ZeRO stage {}, {} ranks; the weights are the optimizer's, in {}", zero_.stage,
-         zero_.of_ranks.size(), zero_.stored->name);
+    note("ZeRO stage {}, {}; the weights are the optimizer's, in {}", zero_.stage,
+         counted(zero_.of_ranks.size(), "rank"), zero_.stored->name);
     for (std::size_t i = 0; i < zero_.groups.size() && i < shapes_.size(); ++i) {
       nlohmann::json& names = zero_.groups[i]["params"] = nlohmann::json::array();
       for (const NamedShape& parameter : shapes_[i]) names.push_back(plain_name(parameter.name));
       nlohmann::json shown_group = zero_.groups[i];
       shown_group.erase("params");
-      note("parameter group {}: {} parameters, {}", i, names.size(),
+      note("parameter group {}: {}, {}", i, counted(names.size(), "parameter"),
            shown_group.dump(-1, ' ', true).substr(0, 1000));
     }
     if (!zero_.groups.empty() && zero_.groups.size() == shapes_.size()) {

@@ -14,6 +14,7 @@
 
 #include "checkpoint/formats/pickle.h"
 #include "checkpoint/scalars_json.h"
+#include "kernels/base/counted.h"
 #include "kernels/base/error.h"
 
 namespace tessera::checkpoint::formats {
@@ -123,8 +124,8 @@ class Namer {
     }
     for (const auto& [name, tensors] : dicts) {
       if (!tensors.empty()) {
-        note("left out: {} tensors in {}, which belong to neither model nor optimizer",
-             tensors.size(), shown(name));
+        note("left out: {} in {}, of neither model nor optimizer",
+             counted(tensors.size(), "tensor"), shown(name));
       }
     }
     TESSERA_CHECK(models_.size() <= 1, ErrorCode::checkpoint,
@@ -338,7 +339,7 @@ class Namer {
         if (key == "params" || value.is_null() || value == false) continue;
         line += fmt::format(", {} {}", shown(key), short_json(value));
       }
-      note("parameter group {}: {} parameters{}", i, parameters, line);
+      note("parameter group {}: {}{}", i, counted(parameters, "parameter"), line);
       kept.push_back(std::move(group));
     }
     if (!kept.empty()) scalars()[param_groups_key] = std::move(kept);

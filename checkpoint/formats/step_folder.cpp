@@ -12,6 +12,7 @@
 #include "checkpoint/hugging_face.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/source.h"
+#include "kernels/base/counted.h"
 #include "kernels/base/error.h"
 
 namespace tessera::checkpoint::formats {
@@ -101,7 +102,7 @@ class StepSource final : public Source {
       std::string where = stored.extents.empty() ? std::string("no file: it has no elements")
                                                  : stored.extents.front().file;
       if (stored.extents.size() > 1) {
-        where += fmt::format(" and {} more runs", stored.extents.size() - 1);
+        where += fmt::format(" and {}", counted(stored.extents.size() - 1, "more run"));
       }
       contents_.tensors.push_back({part, name, stored.stored, stored.shape, std::move(where)});
     }

@@ -12,6 +12,7 @@
 #include <random>
 
 #include "kernels/base/error.h"
+#include "kernels/base/write_failure.h"
 
 namespace tessera {
 namespace {
@@ -190,7 +191,7 @@ TokenStreamWriter::TokenStreamWriter(std::filesystem::path path, const Tokenizer
     file_ = open_partial(temporary_.string());
     if (file_ < 0 && errno != EEXIST) break;
   }
-  TESSERA_CHECK(file_ >= 0, ErrorCode::data, "token stream {} cannot be written: {}",
+  TESSERA_CHECK(file_ >= 0, ErrorCode::configuration, "token stream {} cannot be written: {}",
                 path_.string(), describe_errno("open", errno));
 }
 
@@ -206,8 +207,9 @@ void TokenStreamWriter::write(const void* data, std::size_t bytes, std::int64_t 
     const ssize_t wrote = ::pwrite(file_, static_cast<const char*>(data) + done, bytes - done,
                                    static_cast<off_t>(offset) + static_cast<off_t>(done));
     if (wrote < 0 && errno == EINTR) continue;
-    TESSERA_CHECK(wrote > 0, ErrorCode::data, "token stream {} cannot be written: {}",
-                  path_.string(), describe_errno("pwrite", wrote < 0 ? errno : ENOSPC));
+    const int reason = wrote < 0 ? errno : ENOSPC;
+    TESSERA_CHECK(wrote > 0, full_disk_or_runtime(reason), "token stream {} cannot be written: {}",
+                  path_.string(), describe_errno("pwrite", reason));
     done += static_cast<std::size_t>(wrote);
   }
 }
@@ -249,9 +251,9 @@ void TokenStreamWriter::finish() {
   write(bytes.data(), bytes.size(), 0);
   const int synced = ::fsync(file_);
   const int error = errno;
-  TESSERA_CHECK(synced == 0, ErrorCode::data, "token stream {} cannot be written: {}",
+  TESSERA_CHECK(synced == 0, full_disk_or_runtime(error), "token stream {} cannot be written: {}",
                 path_.string(), describe_errno("fsync", error));
-  TESSERA_CHECK(::rename(temporary_.c_str(), path_.c_str()) == 0, ErrorCode::data,
+  TESSERA_CHECK(::rename(temporary_.c_str(), path_.c_str()) == 0, ErrorCode::runtime,
                 "token stream {} cannot be given its name: {}", path_.string(),
                 describe_errno("rename", errno));
   ::close(file_);

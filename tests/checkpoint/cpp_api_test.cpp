@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/async_save.h"
 #include "checkpoint/sharded_state.h"
 #include "checkpoint/support.h"
 #include "sharding/mixed_module.h"
@@ -31,6 +32,25 @@ ParameterValues values_after(const ApiBody& body, std::uint64_t seed) {
     collected.add(model);
   });
   return collected.values();
+}
+
+// Who names no step has the optimizer's.
+TEST(CppApi, AStepHasTheNumberOfTheOptimizersSteps) {
+  const testing::TemporaryFolder folder;
+  const std::string dir = folder.path().string();
+  (void)values_after(
+      [&](Context& context, ShardedModel& model, optim::Optimizer& optimizer) {
+        EXPECT_TRUE(save(context, dir, model, optimizer).path.ends_with("/step-0"));
+        optimizer.set_step_counts(std::vector<std::int64_t>(optimizer.parameters().size(), 7));
+        EXPECT_TRUE(save(context, dir, model, optimizer).path.ends_with("/step-7"));
+        AsyncSaver saver(context, model, optimizer);
+        optimizer.set_step_counts(std::vector<std::int64_t>(optimizer.parameters().size(), 9));
+        (void)saver.save(dir);
+        EXPECT_TRUE(saver.wait()->saved.path.ends_with("/step-9"));
+        EXPECT_TRUE(
+            save(context, dir, model, optimizer, {.step = 0, .line = {}}).path.ends_with("step-0"));
+      },
+      5);
 }
 
 TEST(CppApi, WeightsAloneAndTheNewestStep) {

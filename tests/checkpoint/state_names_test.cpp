@@ -86,7 +86,7 @@ TEST(StateNames, FindsTheModelWhereProgramsPutIt) {
   EXPECT_TRUE(has(all_notes(unknown), "generator"));
   const NamedState beside = Items().tensor({"a.weight"}).tensor({"rng", "cpu"}).name();
   EXPECT_EQ(names_of(beside), Names{"model/a.weight"});
-  EXPECT_TRUE(has(all_notes(beside), R"(left out: 1 tensors in "rng")"));
+  EXPECT_TRUE(has(all_notes(beside), R"(left out: 1 tensor in "rng")"));
   EXPECT_TRUE(
       has(Items().tensor({"model", "a"}).tensor({"module", "a"}).state_refusal(), "two models"));
   EXPECT_TRUE(has(Items().state_refusal(), "no tensors"));

@@ -1,10 +1,10 @@
 // Whatever is wrong with what a user gives: one line that begins with `tessera: error:`, and the
 // exit code of its kind, on one rank and on two.
-#include <sys/mount.h>
 #include <sys/resource.h>
 
 #include <optional>
 
+#include "tests/cli/disk_testing.h"
 #include "tests/cli/training_testing.h"
 
 namespace tessera::cli {
@@ -257,26 +257,6 @@ class FileSizeLimit {
   rlimit before_{};
 };
 
-// A file system of its own with a few MiB, where the test may mount one.
-class SmallDisk {
- public:
-  SmallDisk(const std::string& folder, const std::string& size) : folder_(folder) {
-    fs::create_directory(folder);
-    const std::string options = "size=" + size;
-    mounted_ = ::mount("tessera-test", folder.c_str(), "tmpfs", 0, options.c_str()) == 0;
-  }
-  ~SmallDisk() {
-    if (mounted_) ::umount2(folder_.c_str(), MNT_DETACH);
-  }
-  SmallDisk(const SmallDisk&) = delete;
-  SmallDisk& operator=(const SmallDisk&) = delete;
-  [[nodiscard]] bool mounted() const { return mounted_; }
-
- private:
-  std::string folder_;
-  bool mounted_ = false;
-};
-
 // The save of step 6 failed: step 3 is whole, nothing else lies there, and the run goes on from it.
 void expect_intact(const TrainingFolder& folder, const Ended& failed, const Settings& settings) {
   EXPECT_EQ(failed.code, 5) << failed.err;
@@ -309,7 +289,7 @@ TEST(BadInput, AFileOverTheLimitWhileSavingLeavesTheOldCheckpoint) {
 
 TEST(BadInput, AFullDiskWhileSavingLeavesTheOldCheckpoint) {
   const TrainingFolder folder;
-  const SmallDisk disk(folder.path("saves"), "2600k");  // a checkpoint has 1.46 MB
+  const testing::SmallDisk disk(folder.path("saves"), "2600k");  // a checkpoint has 1.46 MB
   if (!disk.mounted()) GTEST_SKIP() << "this user may not mount a file system";
   const Settings settings = folder.small() + Settings{{"checkpoint.dir", folder.path("saves")},
                                                       {"checkpoint.every", "3"},
@@ -323,7 +303,7 @@ TEST(BadInput, AFullDiskUnderTheMetrics) {
   for (const int ranks : {1, 2}) {
     const Ended ended = run_program(
         launched(ranks, train_arguments(folder.small() + Settings{{"log.jsonl", "/dev/full"}})));
-    EXPECT_EQ(ended.code, 1) << ended.err;
+    EXPECT_EQ(ended.code, 5) << ended.err;
     EXPECT_EQ(error_lines(ended.err), 1) << ended.err;
     EXPECT_NE(ended.err.find("log.jsonl: /dev/full at step 1"), std::string::npos) << ended.err;
   }
@@ -335,16 +315,16 @@ TEST(BadInput, AFullDiskUnderOtherLogs) {
     for (const int ranks : {1, 2}) {
       const Ended ended = run_program(
           launched(ranks, train_arguments(folder.small() + Settings{{key, "/dev/full"}})));
-      EXPECT_EQ(ended.code, 1) << ended.err;
+      EXPECT_EQ(ended.code, 5) << ended.err;
       EXPECT_EQ(error_lines(ended.err), 1) << ended.err;
       EXPECT_NE(ended.err.find(std::string(key) + ": /dev/full"), std::string::npos) << ended.err;
     }
   }
-  const SmallDisk disk(folder.path("tb"), "4k");
+  const testing::SmallDisk disk(folder.path("tb"), "4k");
   if (!disk.mounted()) GTEST_SKIP() << "this user may not mount a file system";
   const Ended ended = run_program(train_arguments(
       folder.small() + Settings{{"log.tensorboard", folder.path("tb")}, {"train.steps", "60"}}));
-  EXPECT_EQ(ended.code, 1) << ended.err;
+  EXPECT_EQ(ended.code, 5) << ended.err;
   EXPECT_EQ(error_lines(ended.err), 1) << ended.err;
   EXPECT_NE(ended.err.find("log.tensorboard: " + folder.path("tb")), std::string::npos)
       << ended.err;
@@ -374,7 +354,7 @@ TEST(BadInput, PretrainedFoldersThatAreNone) {
   folder.write("r.yaml", "model: {pretrained: " + model +
                              ", seq_len: 64}\ndata: {train: " + folder.path("text.txt") + "}\n");
   const std::vector<std::string> arguments = {"train", folder.path("r.yaml")};
-  expect_refused_on_one_and_two(arguments, 3, "config.json");
+  expect_refused_on_one_and_two(arguments, 5, "model.pretrained: " + model + ": no config.json");
   folder.write("model/config.json", "{\"model_type\": \"gpt2\", \"n_layer\": }");
   expect_refused_on_one_and_two(arguments, 3, "config.json");
   folder.write("model/config.json", "{\"model_type\": \"t5\"}");

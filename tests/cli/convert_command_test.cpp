@@ -270,7 +270,7 @@ TEST(InspectCommand, ListsTensorsAndTrainingState) {
   const std::string json = folder.path("i.json");
   const Ended shown = run_program({"inspect", folder.path("run"), "--json", json});
   EXPECT_EQ(shown.code, 0) << shown.err;
-  EXPECT_NE(shown.out.find("the newest of 1 steps: step-3"), std::string::npos) << shown.out;
+  EXPECT_NE(shown.out.find("the newest of 1 step: step-3"), std::string::npos) << shown.out;
   EXPECT_NE(shown.out.find("position/steps = 3"), std::string::npos) << shown.out;
   const auto report = nlohmann::json::parse(read_text(json));
   EXPECT_EQ(report.at("format"), "sharded");

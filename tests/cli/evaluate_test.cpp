@@ -223,7 +223,9 @@ TEST_F(EvaluateCommandTest, BadArgumentsAreRefused) {
   expect_evaluate_refused(run_program({"evaluate", path("encoder")}), 2, "--data");
   std::vector<std::string> all = arguments();
   all[5] = "6,7";
-  expect_evaluate_refused(run_program(all), 2, "--columns");
+  expect_evaluate_refused(run_program(all), 2, "--columns 6,7: 2 columns; give three");
+  expect_evaluate_refused(run_program({"evaluate", path("encoder"), "--data", path("pairs.csv")}),
+                          2, "--task similarity needs --columns, those of the first text");
   all = arguments();
   all[9] = path("nowhere/result.json");
   expect_evaluate_refused(run_program(all), 3, "--json");

@@ -203,7 +203,8 @@ TEST_F(Generate, WhatCannotBeAskedIsRefused) {
   };
   const std::vector<RefusedRequest> cases = {
       {steps, {}, 2, "--prompt TEXT or as --prompt-ids 1,2,3"},
-      {steps, {"--prompt", ""}, 2, "--prompt TEXT or as --prompt-ids 1,2,3"},
+      {steps, {"--prompt", ""}, 2, "--prompt is empty"},
+      {steps, {"--prompt", "a", "--prompt", "b"}, 2, "--prompt is given 2 times"},
       {steps, {"--prompt", "a", "--prompt-ids", "1"}, 2, "--prompt TEXT or as --prompt-ids 1,2,3"},
       {steps, {"--prompt-ids", "1,x"}, 2, "--prompt-ids"},
       {steps, {"--prompt-ids", "1,256"}, 4, "256 is outside the model's vocabulary of 256"},
@@ -226,6 +227,7 @@ TEST_F(Generate, WhatCannotBeAskedIsRefused) {
       {path("none"), {"--prompt", "a"}, 5, "no such folder"},
       {path("empty"), {"--prompt", "a"}, 5, "no config.json"},
       {path("text.txt"), {"--prompt", "a"}, 5, "no such folder"},
+      {"gpt2", {"--prompt", "a"}, 5, "hf download gpt2 --local-dir gpt2"},
   };
   for (const RefusedRequest& refused : cases) {
     const Ended ended = generate(refused.folder, refused.options);

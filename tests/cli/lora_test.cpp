@@ -268,11 +268,11 @@ TEST_F(Lora, WhatCannotBeIsRefusedInOneLine) {
   };
   refuse({"convert", adapter, path("refused"), "--to", "hf"}, 2, "--merge");
   refuse({"convert", base(), path("refused"), "--to", "hf", "--merge"}, 2, "no adapter to merge");
-  refuse({"convert", adapter, path("refused"), "--to", "hf", "--merge", "--base", path("none")}, 3,
+  refuse({"convert", adapter, path("refused"), "--to", "hf", "--merge", "--base", path("none")}, 5,
          "name the base's folder with --base");
   refuse({"generate", base(), "--base", base(), "--prompt", "a"}, 2,
          "no adapter that needs a base");
-  refuse({"generate", adapter, "--base", path("none"), "--prompt", "a"}, 3, "--base");
+  refuse({"generate", adapter, "--base", path("none"), "--prompt", "a"}, 5, "--base");
 }
 
 // An adapter of another factor would go on as another model.
@@ -284,9 +284,11 @@ TEST_F(Lora, AResumeWithAnotherAdapterIsRefused) {
     EXPECT_NE(ended.err.find(message), std::string::npos) << ended.err;
     EXPECT_FALSE(fs::exists(path("kept/step-4")));
   };
-  refuse({{"model.lora.alpha", "32"}}, 3, "the adapter there is multiplied by 2");
-  refuse({{"model.lora.r", "4"}}, 5, "has shape");
-  refuse({{"model.lora.target_modules", "[c_attn]"}}, 5, "unexpected model tensor");
+  refuse({{"model.lora.alpha", "32"}}, 3, "was trained with model.lora.alpha 16");
+  refuse({{"model.lora.r", "4"}}, 3,
+         "was trained with model.lora.r 8, and this run has model.lora.r 4");
+  refuse({{"model.lora.target_modules", "[c_attn]"}}, 3,
+         "was trained with model.lora.target_modules [");
   refuse({{"train.parameter_groups", "[{pattern: '.*lora_B.weight', lr: 0.1}]"}}, 3,
          "the run there has the parameter groups []");
   // A whole model's folder has no tensor of an adapter: one line that a terminal shows.

@@ -1,8 +1,8 @@
 // Runs with state in files: they go on from one another, are as planned, and end well where the
 // disk does not.
-#include <sys/mount.h>
 #include <sys/resource.h>
 
+#include "tests/cli/disk_testing.h"
 #include "tests/cli/training_testing.h"
 
 #include <nlohmann/json.hpp>
@@ -66,29 +66,9 @@ TEST(OffloadRuns, AreAsPlanned) {
   EXPECT_EQ(log["in_files"]["measured"].size(), 3u);
 }
 
-// A file system of its own, where the test may mount one.
-class SmallDisk {
- public:
-  SmallDisk(const std::string& folder, const std::string& size) : folder_(folder) {
-    fs::create_directory(folder);
-    const std::string options = "size=" + size;
-    mounted_ = ::mount("tessera-test", folder.c_str(), "tmpfs", 0, options.c_str()) == 0;
-  }
-  ~SmallDisk() {
-    if (mounted_) ::umount2(folder_.c_str(), MNT_DETACH);
-  }
-  SmallDisk(const SmallDisk&) = delete;
-  SmallDisk& operator=(const SmallDisk&) = delete;
-  [[nodiscard]] bool mounted() const { return mounted_; }
-
- private:
-  std::string folder_;
-  bool mounted_ = false;
-};
-
 TEST(OffloadRuns, AFolderThatIsTooSmallIsRefusedAtOnce) {
   const TrainingFolder folder;
-  const SmallDisk disk(folder.path("offload"), "256k");
+  const testing::SmallDisk disk(folder.path("offload"), "256k");
   if (!disk.mounted()) GTEST_SKIP() << "no file systems can be mounted here";
   const Ended ended = testing::run_program(
       testing::launched(2, testing::train_arguments(folder.small() + in_files(folder))));

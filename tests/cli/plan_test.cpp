@@ -18,10 +18,13 @@ std::string example(const std::string& name) {
   return std::string(folder != nullptr ? folder : ".") + "/examples/" + name;
 }
 
-// Plans, and gives the JSON.
+// Plans, and gives the JSON. Where no memory is named, for machines with enough of it: what this
+// one has free is another test's.
 nlohmann::json planned(const std::string& recipe, std::vector<std::string> options, int code = 0) {
   const TrainingFolder folder;
   const std::string file = folder.path("plan.json");
+  const bool named = std::find(options.begin(), options.end(), "--device-memory") != options.end();
+  if (!named) options.insert(options.end(), {"--device-memory", "1e18"});
   options.insert(options.begin(), {"plan", recipe});
   options.insert(options.end(), {"--json", file});
   const Ended ended = run_program(options);
@@ -125,7 +128,7 @@ TEST(Plan, SaysByHowMuchItDoesNotFitAndWhatWould) {
   const auto whole = roomy["plans"][0]["bytes"]["total"].get<std::uint64_t>();
   const auto with_memory = [&](std::uint64_t bytes) {
     std::vector<std::string> all = options;
-    all.insert(all.end(), {"--device-memory", std::to_string(bytes)});
+    all.insert(all.end(), {"--device-memory", std::to_string(bytes) + "B"});
     return all;
   };
   EXPECT_EQ(planned(example_recipe(), with_memory(whole))["plans"][0]["fits"], true);
@@ -181,6 +184,30 @@ TEST(Plan, SaysByHowMuchItDoesNotFitAndWhatWould) {
   EXPECT_NE(ended.out.find("makes it fit"), std::string::npos) << ended.out;
 }
 
+TEST(Plan, OfCpuRanksSaysWhetherTheyFitThisMachine) {
+  const TrainingFolder folder;
+  const std::string json = folder.path("plan.json");
+  const Ended fits = run_program(
+      {"plan", example_recipe(), "--device", "cpu", "--world-size", "2", "--json", json});
+  EXPECT_EQ(fits.code, 0) << fits.out;
+  EXPECT_NE(fits.out.find(" has free for each of 2 ranks:\n  FULL_SHARD fits"), std::string::npos)
+      << fits.out;
+  const nlohmann::json plan = nlohmann::json::parse(read_text(json));
+  EXPECT_GT(plan["device_memory"].get<std::uint64_t>(), 100'000'000u);
+  EXPECT_EQ(plan["plans"][0]["fits"], true);
+  // 2.5 TiB in one rank; more ranks on one host are no help.
+  const Ended large = run_program({"plan", example_recipe(), "--device", "cpu", "--set",
+                                   "model.n_embd=12288", "--set", "model.n_layer=96"});
+  EXPECT_EQ(large.code, 6) << large.out;
+  EXPECT_NE(large.out.find(" has free for the rank:\n  FULL_SHARD does not fit: "),
+            std::string::npos)
+      << large.out;
+  // For GPUs there is nothing to compare with.
+  const Ended gpu = run_program({"plan", example_recipe(), "--device", "cuda"});
+  EXPECT_EQ(gpu.code, 0) << gpu.err;
+  EXPECT_EQ(gpu.out.find("has free"), std::string::npos) << gpu.out;
+}
+
 struct RefusedPlan {
   std::vector<std::string> options;
   int code;
@@ -199,6 +226,7 @@ TEST(Plan, RefusesBadInputInOneLine) {
       {{"--group-size", "0"}, 2, "must be a number of at least 1, got 0"},
       {{"--device-memory", "80 elephants"}, 2, "--device-memory 80 elephants: must be a number"},
       {{"--device-memory", "0"}, 2, "--device-memory 0: must be"},
+      {{"--device-memory", "80"}, 2, "--device-memory 80: the unit is missing, as in 80GB"},
       {{"--device-memory", "-1GB"}, 2, "--device-memory -1GB: must be"},
       {{"--json", "/proc/nowhere/plan.json"},
        3,

@@ -187,11 +187,23 @@ TEST(Resume, WhatWouldChangeTheDataIsRefused) {
       {{{"model.seq_len", "32"}, {"model.n_positions", "64"}}, 3, "has model.seq_len 64"},
       {{{"train.seed", "5"}}, 3, "train.seed 0"},
       {{{"data.shuffle", "false"}}, 3, "data.shuffle true"},
-      {{{"model.n_layer", "3"}}, 5, "missing model tensor"},
-      {{{"model.n_embd", "32"}}, 5, "shape"},
-      {{{"train.optimizer", "sgd"}}, 5, "unexpected optimizer tensor"},
+      {{{"model.n_layer", "3"}},
+       3,
+       "step-2 was trained with model.n_layer 2, and this run has model.n_layer 3; set what it was "
+       "trained with, or begin anew in another checkpoint.dir"},
+      {{{"model.n_embd", "32"}}, 3, "model.n_embd 64"},
+      {{{"train.optimizer", "sgd"}},
+       3,
+       "was trained with train.optimizer adamw, and this run has "},
+      {{{"model.n_layer", "3"}, {"train.optimizer", "sgd"}},
+       3,
+       "with model.n_layer 2, train.optimizer adamw, and"},
+      // As many tensors of the same shapes, and yet another model.
+      {{{"model.n_head", "2"}}, 3, "model.n_head 4"},
+      {{{"model.seq_len", "32"}}, 3, "model.seq_len 64"},
   };
   for (const RefusedResume& refused : cases) {
+    SCOPED_TRACE(refused.message);
     const Ended ended = run_program(launched(
         2, train_arguments(folder.small() + into(folder, "saves", 4, 2) + refused.setting)));
     EXPECT_EQ(ended.code, refused.code) << ended.err;

@@ -28,8 +28,8 @@ TEST(Train, LossFallsAndProgressIsPrintedOnce) {
   EXPECT_NEAR(steps.front()["loss"].get<double>(), std::log(256), 0.5);
   EXPECT_LT(steps.back()["loss"].get<double>(), 3.0);
   EXPECT_NE(ended.err.find("120576 parameters, FULL_SHARD over 2 ranks"), std::string::npos);
-  // The description and steps 1, 30 and 60, of rank 0 alone.
-  EXPECT_EQ(std::count(ended.err.begin(), ended.err.end(), '\n'), 4) << ended.err;
+  // The description, steps 1, 30 and 60, and that nothing was saved: of rank 0 alone.
+  EXPECT_EQ(std::count(ended.err.begin(), ended.err.end(), '\n'), 5) << ended.err;
   EXPECT_EQ(ended.out, "");
 }
 

@@ -152,8 +152,8 @@ TEST(ModelConfig, AModelOfAnotherKindIsRefused) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::configuration);
     EXPECT_STREQ(error.what(),
-                 "folder/config.json: model_type \"gpt2\" is a language model, which predicts the "
-                 "next token; an encoder of texts is wanted here");
+                 "folder/config.json: model_type \"gpt2\" is a language model; an encoder of "
+                 "texts is wanted here");
   }
 }
 

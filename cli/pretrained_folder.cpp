@@ -1,0 +1,46 @@
+// From model.pretrained to one folder.
+#include "cli/pretrained_folder.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "checkpoint/lineage.h"
+#include "checkpoint/peft.h"
+#include "cli/encoder_folder.h"
+#include "kernels/base/error.h"
+#include "models/model_folder.h"
+
+namespace tessera::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string folder_of_plan(const std::string& folder) {
+  if (fs::exists(fs::path(folder) / "config.json") || checkpoint::is_peft_folder(folder)) {
+    return folder;
+  }
+  const checkpoint::StepListing listing = checkpoint::list_committed(folder);
+  return listing.steps.empty() ? folder : listing.steps.front().path.string();
+}
+
+}  // namespace
+
+Recipe with_model_folder(const Recipe& recipe, const Context& context) {
+  if (!recipe.model.pretrained) return recipe;
+  Recipe found = recipe;
+  std::string& folder = *found.model.pretrained;
+  try {
+    models::require_model_folder(folder);
+    folder = context.device().is_planned()
+                 ? folder_of_plan(folder)
+                 : find_model_folder(folder, context.communicator()).string();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::checkpoint) throw;
+    throw Error(error.code(), fmt::format("{}: model.pretrained: {}",
+                                          where(recipe, "model.pretrained"), error.what()));
+  }
+  return found;
+}
+
+}  // namespace tessera::cli
