@@ -245,7 +245,8 @@ Tensor Tensor::detach() const {
 }
 
 Tensor Tensor::clone() const {
-  Tensor copy = empty(shape(), dtype(), device());
+  const detail::TensorData& data = data_.in();
+  Tensor copy = empty(data.shape, data.dtype, data.storage->device());
   copy.copy_from(*this);
   return copy;
 }

@@ -129,8 +129,7 @@ TEST(ChangedValues, EveryOpThatReadsItsInputsLooks) {
     Tensor x = leaf({2, 2}, 1, 0.5, 1.5);
     const Tensor loss = sum(op(x));
     x.copy_from(Tensor::full({2, 2}, 2, float64));
-    EXPECT_EQ(refusal([&] { loss.backward(); }).find(name + ": a parameter of float64"), 0u)
-        << name;
+    EXPECT_EQ(refusal([&] { loss.backward(); }).find(name + ": a "), 0u) << name;
   }
   Tensor qkv = leaf({1, 2, 6}, 1);
   const Tensor loss = sum(packed_attention(qkv, {}));

@@ -165,7 +165,7 @@ TEST(UndefinedTensors, AreRefusedByEveryMethodWithItsName) {
       {"zero_grad", [](Tensor& t) { t.zero_grad(); }},
       {"backward", [](Tensor& t) { t.backward(); }},
       {"detach", [](Tensor& t) { (void)t.detach(); }},
-      {"shape", [](Tensor& t) { (void)t.clone(); }},
+      {"clone", [](Tensor& t) { (void)t.clone(); }},
       {"copy_from", [](Tensor& t) { t.copy_from(Tensor::zeros({1})); }},
       {"copy_from", [](Tensor& t) { Tensor::zeros({1}).copy_from(t); }},
       {"device", [](Tensor& t) { (void)t.to(Device::cpu()); }},
