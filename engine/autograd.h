@@ -50,7 +50,7 @@ enum class Reads : std::uint8_t { anything, inputs, nothing };
 // An op as errors name it: by its entry in the list, or by what the program wrote ({Op::unary,
 // "tanh"}). The text must live as long as the graph: a literal.
 struct NamedOp {
-  NamedOp(Op entry) : op(entry), name(name_of(entry)) {}  // NOLINT(google-explicit-constructor)
+  NamedOp(Op entry) : op(entry), name(name_of(entry)) {}
   NamedOp(Op entry, std::string_view written) : op(entry), name(written) {}
   Op op;
   std::string_view name;

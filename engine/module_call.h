@@ -22,8 +22,8 @@ struct ModulePosition {
 };
 
 // For its lifetime the thread is inside of a module's call, or of the backward of an op that was
-// called there, and errors say so. Without a position: nowhere that is known.
-class ModulePlace final : public ErrorPlace {
+// called there, and errors say so. Without a position: nowhere known. Final: none derives from it.
+class ModulePlace final : public ErrorPlace {  // NOLINT(cppcoreguidelines-virtual-class-destructor)
  public:
   enum class Pass : std::uint8_t { forward, backward };
   explicit ModulePlace(std::shared_ptr<const ModulePosition> position, Pass pass = Pass::forward);

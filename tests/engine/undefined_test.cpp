@@ -174,8 +174,9 @@ TEST(UndefinedTensors, AreRefusedByEveryMethodWithItsName) {
   for (const auto& [name, method] : methods) {
     Tensor undefined;
     Tensor moved_from = Tensor::zeros({2});
+    Tensor* const left = &moved_from;
     (void)Tensor(std::move(moved_from));
-    for (Tensor* tensor : {&undefined, &moved_from}) {
+    for (Tensor* tensor : {&undefined, left}) {
       const std::string message = error_of([&, &method = method] { method(*tensor); });
       EXPECT_NE(message.find("undefined tensor"), std::string::npos) << name << ": " << message;
       if (!name.empty()) {
