@@ -18,7 +18,6 @@ namespace tessera {
 namespace {
 
 using testing::leaf;
-using testing::values;
 using testing::weighted_sum;
 using Doubles = std::vector<double>;
 
