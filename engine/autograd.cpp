@@ -66,8 +66,25 @@ thread_local std::uint64_t next_sequence = 1;
 struct Run {
   std::vector<std::function<void()>> callbacks;
   std::vector<std::function<void()>> on_failure;
+  bool retain_graph = false;
 };
 thread_local Run* active_run = nullptr;
+thread_local const Node* node_that_runs = nullptr;
+
+// For the messages of whatever a node's backward calls.
+class RunningNode {
+ public:
+  explicit RunningNode(const Node& node)
+      : place_(node.position, ModulePlace::Pass::backward),
+        previous_(std::exchange(node_that_runs, &node)) {}
+  ~RunningNode() { node_that_runs = previous_; }
+  RunningNode(const RunningNode&) = delete;
+  RunningNode& operator=(const RunningNode&) = delete;
+
+ private:
+  ModulePlace place_;
+  const Node* previous_;
+};
 
 Edge edge_to(const Tensor& input) {
   Edge edge;
@@ -130,11 +147,13 @@ bool needs_graph(std::initializer_list<Tensor> inputs) {
   return !Region::in_first_run() && wants_gradient(inputs);
 }
 
-void record(Op op, std::initializer_list<Tensor> inputs, std::initializer_list<Tensor> outputs,
+void record(NamedOp op, std::initializer_list<Tensor> inputs, std::initializer_list<Tensor> outputs,
             BackwardFunction backward, Reads reads) {
   if (!wants_gradient(inputs)) return note_read();
   auto node = std::make_shared<Node>();
-  node->op = op;
+  node->op = op.op;
+  node->name = op.name;
+  node->position = ModulePlace::current();
   node->sequence = take_sequence_number();
   for (const Tensor& input : inputs) node->inputs.push_back(edge_to(input));
   node->output_gradients.resize(outputs.size());
@@ -167,8 +186,7 @@ GradientSink::Slot GradientSink::wide_slot(int input) {
 
 GradientSink::Slot GradientSink::slot(int input, bool may_be_wide) {
   const Edge& edge = node_.inputs[static_cast<std::size_t>(input)];
-  TESSERA_REQUIRE(edge.wanted(), "{}: gradient slot of an input that wants none",
-                  name_of(node_.op));
+  TESSERA_REQUIRE(edge.wanted(), "{}: gradient slot of an input that wants none", node_.name);
   if (edge.leaf) {
     Tensor gradient = leaf_gradient(edge.leaf);
     const bool wide = may_be_wide && gradient.dtype() == DType::float32 && size_of(edge.dtype) == 2;
@@ -197,7 +215,7 @@ void GradientSink::add(int input, const Tensor& gradient) {
   const Edge& edge = node_.inputs[static_cast<std::size_t>(input)];
   if (!edge.wanted()) return;
   TESSERA_REQUIRE(gradient.elements() == edge.shape.elements(),
-                  "{}: gradient of shape {} for an input of shape {}", name_of(node_.op),
+                  "{}: gradient of shape {} for an input of shape {}", node_.name,
                   gradient.shape().to_string(), edge.shape.to_string());
   if (edge.leaf) {
     give_to_leaf(edge.leaf, gradient);
@@ -221,13 +239,12 @@ void GradientSink::commit() {
   pending_.clear();
 }
 
-SavedTensor::SavedTensor(const Tensor& tensor) {
-  if (tensor.defined()) recompute_ = tensor.impl()->recompute;
-  if (!recompute_) tensor_ = tensor;
+const Node* running_node() {
+  return node_that_runs;
 }
 
-bool sole_owner(const Tensor& tensor) {
-  return tensor.impl().use_count() == 1 && tensor.storage().use_count() == 1;
+bool keeps_graph() {
+  return active_run != nullptr && active_run->retain_graph;
 }
 
 // One backward pass: orders the nodes, walks the module calls, runs the hooks.
@@ -236,6 +253,7 @@ class Engine {
   void run(const Tensor& root, const Tensor& seed) {
     const std::shared_ptr<Node>& node = root.impl()->grad_node;
     order({node}, 0);
+    forget_gradients();
     announce_calls();
     node->output_gradients[static_cast<std::size_t>(root.impl()->grad_output)] =
         seed.defined() ? seed : Tensor::full(root.shape(), 1.0, root.dtype(), root.device());
@@ -260,8 +278,10 @@ class Engine {
     for (const auto& root : nodes_) seen.insert(root.get());
     for (std::size_t i = 0; i < nodes_.size(); ++i) {
       TESSERA_REQUIRE(nodes_[i]->backward || nodes_[i]->region,
-                      "backward() a second time through {}: its graph was freed",
-                      name_of(nodes_[i]->op));
+                      "backward() a second time through {}: the first one freed its graph; add the "
+                      "losses and run one backward, or let the first one keep the graph: "
+                      "backward(seed, retain_graph = true)",
+                      nodes_[i]->name);
       for (std::size_t k = 0; k < nodes_[i]->inputs.size(); ++k) {
         const std::shared_ptr<Node> next = nodes_[i]->inputs[k].node;
         if (next && next->sequence >= first && seen.insert(next.get()).second)
@@ -270,6 +290,14 @@ class Engine {
     }
     std::sort(nodes_.begin(), nodes_.end(),
               [](const auto& a, const auto& b) { return a->sequence > b->sequence; });
+  }
+
+  // Those that a pass left behind which an exception ended.
+  void forget_gradients() const {
+    for (const auto& node : nodes_) {
+      for (Tensor& gradient : node->output_gradients) gradient = {};
+      if (node->region) node->region->forget_gradients();
+    }
   }
 
   // Tells the calls that the pass will reach so, in the order in which move_to() will enter them:
@@ -305,24 +333,36 @@ class Engine {
   void execute(Node& node) {
     const bool reached = std::any_of(node.output_gradients.begin(), node.output_gradients.end(),
                                      [](const Tensor& t) { return t.defined(); });
+    const RunningNode running(node);
     if (node.region) {
       run_again(node);
     } else if (reached) {
-      std::vector<Tensor> gradients = std::move(node.output_gradients);
+      std::vector<Tensor> gradients(node.output_gradients.size());
+      gradients.swap(node.output_gradients);
+      if (node.hooks) run_hooks(node, gradients);
       GradientSink sink(node);
       node.backward(gradients, sink);
       gradients.clear();
       sink.commit();
     }
-    node.output_gradients.clear();
+    if (keeps_graph()) return;
     node.backward = nullptr;  // frees what was saved
     node.inputs.clear();
+    node.hooks = nullptr;
+  }
+
+  static void run_hooks(const Node& node, std::vector<Tensor>& gradients) {
+    for (const auto& [output, hooks] : node.hooks->of_output) {
+      Tensor& gradient = gradients[static_cast<std::size_t>(output)];
+      if (gradient.defined()) hooks.run(gradient);
+    }
   }
 
   // The function's own nodes come where the one that stands for all of them has its place. Their
   // gradients go straight to the nodes and leaves that the function used, which come later.
   void run_again(Node& node) {
-    const std::shared_ptr<Region> region = std::move(node.region);
+    const std::shared_ptr<Region> region = node.region;
+    if (!keeps_graph()) node.region = nullptr;
     if (!region->reached()) return;
     const std::uint64_t first = next_sequence;
     std::vector<std::shared_ptr<Node>> roots = region->replay(node, first);
@@ -363,8 +403,9 @@ class Engine {
   std::shared_ptr<ModuleCall> call_;
 };
 
-void backward(const Tensor& root, const Tensor& seed) {
-  TESSERA_REQUIRE(root.defined() && root.requires_grad(),
+void backward(const Tensor& root, const Tensor& seed, bool retain_graph) {
+  TESSERA_REQUIRE(root.defined(), "backward() of an undefined tensor");
+  TESSERA_REQUIRE(root.requires_grad(),
                   "backward() of a tensor that does not depend on a parameter");
   TESSERA_REQUIRE(seed.defined() || root.elements() == 1,
                   "backward() of a tensor of shape {} needs the gradient to begin with",
@@ -384,6 +425,7 @@ void backward(const Tensor& root, const Tensor& seed) {
     return;
   }
   Run run;
+  run.retain_graph = retain_graph;
   active_run = &run;
   struct Reset {
     ~Reset() { active_run = nullptr; }

@@ -47,9 +47,18 @@ bool needs_graph(std::initializer_list<Tensor> inputs);
 // not computed a second time.
 enum class Reads : std::uint8_t { anything, inputs, nothing };
 
+// An op as errors name it: by its entry in the list, or by what the program wrote ({Op::unary,
+// "tanh"}). The text must live as long as the graph: a literal.
+struct NamedOp {
+  NamedOp(Op entry) : op(entry), name(name_of(entry)) {}
+  NamedOp(Op entry, std::string_view written) : op(entry), name(written) {}
+  Op op;
+  std::string_view name;
+};
+
 // Records `op` from inputs (undefined ones allowed, they get no gradient) to outputs. No-op when no
 // input wants a gradient.
-void record(Op op, std::initializer_list<Tensor> inputs, std::initializer_list<Tensor> outputs,
+void record(NamedOp op, std::initializer_list<Tensor> inputs, std::initializer_list<Tensor> outputs,
             BackwardFunction backward, Reads reads = Reads::anything);
 
 // For ops that take long, where they compute; record() follows. False: a function runs again only
@@ -98,23 +107,50 @@ class GradientSink {
   std::vector<Pending> pending_;
 };
 
+// A tensor whose values a backward reads, where they lie.
+class SavedValue {
+ public:
+  SavedValue() = default;
+  explicit SavedValue(Tensor tensor);
+  // A logic_error that names the op where the values have been written since (Tensor::version()):
+  // by an optimizer's step, or by copy_from().
+  [[nodiscard]] const Tensor& get() const {
+    if (version_ && *version_ != noted_) [[unlikely]]
+      fail_changed();
+    return tensor_;
+  }
+
+ private:
+  [[noreturn]] void fail_changed() const;
+
+  Tensor tensor_;
+  std::shared_ptr<std::uint64_t> version_;  // null: there is no graph, or no tensor
+  std::uint64_t noted_ = 0;
+};
+
 // What an op keeps of a tensor for its backward: the tensor, or, where its maker has said how, the
 // way to compute it again.
 class SavedTensor {
  public:
   SavedTensor() = default;
   explicit SavedTensor(const Tensor& tensor);
-  [[nodiscard]] Tensor get() const { return recompute_ ? (*recompute_)() : tensor_; }
+  [[nodiscard]] Tensor get() const { return recompute_ ? (*recompute_)() : value_.get(); }
 
  private:
-  Tensor tensor_;
+  SavedValue value_;
   std::shared_ptr<const std::function<Tensor()>> recompute_;
 };
 
-// True when `tensor` is the only handle to its memory: a backward may then overwrite it.
+// True when `tensor` is the only handle to its memory: a backward may then overwrite it, unless it
+// keeps its graph.
 bool sole_owner(const Tensor& tensor);
+// Whether the thread's backward will be followed by another one through the same nodes.
+bool keeps_graph();
 
-void backward(const Tensor& root, const Tensor& seed);
+void backward(const Tensor& root, const Tensor& seed, bool retain_graph = false);
+
+// Tensor::register_hook().
+HookHandle add_gradient_hook(const Tensor& tensor, std::function<Tensor(const Tensor&)> hook);
 
 // Calls `callback` when the backward that runs now on this thread has finished (before backward()
 // returns), or `on_failure` when an exception ended it: that exception is what

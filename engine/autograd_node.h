@@ -2,15 +2,24 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "engine/autograd.h"
+#include "engine/hook_list.h"
 #include "engine/module_call.h"
 
 namespace tessera::autograd {
 
 class Region;
+
+// Of a node's results, by their number.
+struct GradientHooks {
+  std::map<int, HookList<std::function<void(Tensor&)>>> of_output;
+};
 
 // Where an input's gradient goes: to the node that made it, or into the leaf itself.
 struct Edge {
@@ -32,11 +41,14 @@ class Node {
   Node& operator=(const Node&) = delete;
 
   Op op{};
+  std::string_view name;  // of the op, as the program wrote it
   std::uint64_t sequence = 0;
   std::vector<Edge> inputs;
   std::vector<Tensor> output_gradients;  // filled while backward runs
   BackwardFunction backward;
   std::shared_ptr<ModuleCall> call;
+  std::shared_ptr<const ModulePosition> position;  // of the innermost module's call, for messages
+  std::unique_ptr<GradientHooks> hooks;            // null: there are none
 
   // Of a node that stands for a function that runs again, instead of `backward`.
   std::shared_ptr<Region> region;
@@ -44,6 +56,9 @@ class Node {
   std::uint64_t made_in = 0;
   std::size_t place = 0;
 };
+
+// Whose backward runs on the thread, or null.
+const Node* running_node();
 
 // Numbers of nodes, from 1, grow in the order of their making.
 std::uint64_t take_sequence_number();

@@ -12,7 +12,39 @@ thread_local std::shared_ptr<ModuleCall> innermost_call;
 thread_local ModuleCalls* calls_made = nullptr;
 thread_local ModuleCallReplay* calls_again = nullptr;
 thread_local std::uint64_t calls_of_thread = 0;
+thread_local const ModulePlace* innermost_place_of_modules = nullptr;
 }  // namespace
+
+std::string ModulePosition::path() const {
+  const auto above = parent.lock();
+  const std::string prefix = above ? above->path() : std::string();
+  return prefix.empty() ? name : prefix + "." + name;
+}
+
+std::string ModulePosition::describe() const {
+  std::string where = path();
+  if (where.empty()) where = "the root module";
+  return class_name.empty() ? where : where + ", of class " + class_name;
+}
+
+ModulePlace::ModulePlace(std::shared_ptr<const ModulePosition> position, Pass pass)
+    : position_(std::move(position)),
+      pass_(pass),
+      outer_(std::exchange(innermost_place_of_modules, this)) {}
+
+ModulePlace::~ModulePlace() {
+  innermost_place_of_modules = outer_;
+}
+
+std::shared_ptr<const ModulePosition> ModulePlace::current() {
+  return innermost_place_of_modules == nullptr ? nullptr : innermost_place_of_modules->position_;
+}
+
+std::string ModulePlace::describe() const {
+  if (!position_) return {};
+  const std::string where = position_->describe();
+  return pass_ == Pass::forward || where.empty() ? where : "the backward of " + where;
+}
 
 const std::shared_ptr<ModuleCall>& current_module_call() {
   return innermost_call;

@@ -5,9 +5,41 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "kernels/base/error_place.h"
+
 namespace tessera {
+
+// Where a module stands in its tree, for messages. Graphs may outlive the module.
+struct ModulePosition {
+  std::string name;        // in its parent; empty: it is a root
+  std::string class_name;  // empty until the module has been registered or called
+  std::weak_ptr<const ModulePosition> parent;
+  [[nodiscard]] std::string path() const;      // "h.0.mlp"; empty: it is a root
+  [[nodiscard]] std::string describe() const;  // "h.0.mlp, of class Mlp"
+};
+
+// For its lifetime the thread is inside of a module's call, or of the backward of an op that was
+// called there, and errors say so. Without a position: nowhere known. Final: none derives from it.
+class ModulePlace final : public ErrorPlace {  // NOLINT(cppcoreguidelines-virtual-class-destructor)
+ public:
+  enum class Pass : std::uint8_t { forward, backward };
+  explicit ModulePlace(std::shared_ptr<const ModulePosition> position, Pass pass = Pass::forward);
+  ~ModulePlace();
+  ModulePlace(const ModulePlace&) = delete;
+  ModulePlace& operator=(const ModulePlace&) = delete;
+  // Of the thread's innermost place, or null.
+  static std::shared_ptr<const ModulePosition> current();
+
+ private:
+  [[nodiscard]] std::string describe() const override;
+
+  std::shared_ptr<const ModulePosition> position_;
+  Pass pass_;
+  const ModulePlace* outer_;
+};
 
 struct ModuleHooks;
 
@@ -22,10 +54,13 @@ struct ModuleCall {
   std::vector<std::function<void()>> before_leaving;
 };
 
-// What somebody (sharding) wants to know about a module's calls. Empty functions are skipped. All
-// run on the rank's compute stream (its thread); an exception ends the forward or backward.
+// What a schedule (sharding) wants to know about a module's calls: a module has one such set, and
+// programs have hooks of their own (nn::Module::register_forward_hook). Empty functions are
+// skipped. All run on the rank's compute stream (its thread); an exception ends the forward or
+// backward.
 struct ModuleHooks {
   using Hook = std::function<void(const ModuleCall&)>;
+  std::string owner = "a schedule";  // whose they are, for messages
   Hook before_forward;
   Hook after_forward;
   Hook abandon_forward;  // instead of after_forward where an exception left the call; never throws

@@ -1,6 +1,7 @@
 // Tensor operations. Each is differentiable (engine/ops/op_list.h) unless it says otherwise; each
-// checks shapes and dtypes and throws std::logic_error naming them. Arithmetic is fp32 whatever the
-// storage (fp64 for fp64).
+// checks shapes and dtypes and throws std::logic_error that names the op, them, and the module
+// whose call is open. Arithmetic is fp32 whatever the storage (fp64 for fp64); integers are for
+// ids, targets and masks, and become numbers to compute with by cast().
 #pragma once
 
 #include <cstdint>
@@ -34,12 +35,16 @@ inline Tensor operator*(const Tensor& a, const Tensor& b) {
 inline Tensor operator/(const Tensor& a, const Tensor& b) {
   return divide(a, b);
 }
-inline Tensor operator*(const Tensor& x, double scale) {
-  return affine(x, scale);
-}
-inline Tensor operator+(const Tensor& x, double shift) {
-  return affine(x, 1.0, shift);
-}
+// With a number, in x's dtype. Division by one multiplies by 1 / divisor.
+Tensor operator-(const Tensor& x);
+Tensor operator+(const Tensor& x, double shift);
+Tensor operator-(const Tensor& x, double shift);
+Tensor operator*(const Tensor& x, double scale);
+Tensor operator/(const Tensor& x, double divisor);
+Tensor operator+(double shift, const Tensor& x);
+Tensor operator-(double from, const Tensor& x);
+Tensor operator*(double scale, const Tensor& x);
+Tensor operator/(double dividend, const Tensor& x);
 
 Tensor unary(kernels::UnaryOp op, const Tensor& x);
 inline Tensor relu(const Tensor& x) {
@@ -72,6 +77,8 @@ Tensor gelu(const Tensor& x, bool exact = true);
 Tensor cast(const Tensor& x, DType dtype);
 // The same memory in another shape of as many elements.
 Tensor reshape(const Tensor& x, const Shape& shape);
+// One size may be -1: what the others leave.
+Tensor reshape(const Tensor& x, std::initializer_list<std::int64_t> sizes);
 // One after the other along dimension 0. Their other dimensions, dtypes and devices agree.
 Tensor concatenate(std::initializer_list<Tensor> parts);
 Tensor sum(const Tensor& x);      // to one element
@@ -84,7 +91,8 @@ Tensor matmul(const Tensor& a, const Tensor& b);
 // How a linear layer's weight lies: torch.nn.Linear's [out, in], or GPT-2's Conv1D [in, out].
 enum class WeightLayout : std::uint8_t { out_in, in_out };
 
-// x[..., in] W (+ bias[out]). x is cast to the weight's dtype: compute follows the parameters.
+// x[..., in] W (+ bias[out]). x, of any floating dtype, is cast to the weight's: compute follows
+// the parameters.
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               WeightLayout layout = WeightLayout::out_in);
 
@@ -172,7 +180,8 @@ Tensor rotary(const Tensor& x, std::int64_t heads, const Tensor& cosine, const T
               std::int64_t first_position = 0);
 
 // Mean over the targets that are not `ignore`, as fp32 (fp64 for fp64). logits [..., vocabulary],
-// targets [...].
+// targets [...]. Where no target counts, the loss and its gradient are 0 (PyTorch's loss is nan): a
+// rank whose batch has none adds nothing to the others' gradients.
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, std::int64_t ignore = -100);
 
 struct LinearCrossEntropyOptions {

@@ -76,6 +76,7 @@ void Region::stand_in(const std::shared_ptr<Node>& function, Node& node, Reads r
   const std::shared_ptr<ModuleCall>& call = current_module_call();
   if (call && (reached_calls_.empty() || reached_calls_.back() != call))
     reached_calls_.push_back(call);
+  note_leaves(node);
   node.made_in = function->sequence;
   node.place = ops_.size();
   ops_.push_back(node.op);
@@ -102,7 +103,30 @@ void Region::stand_in(const std::shared_ptr<Node>& function, Node& node, Reads r
   };
 }
 
-void Region::finish(std::function<void()> again) {
+void Region::note_leaves(const Node& node) {
+  for (const Edge& edge : node.inputs) {
+    if (!edge.leaf) continue;
+    const std::shared_ptr<std::uint64_t>& version = Tensor(edge.leaf).version();
+    if (std::any_of(leaves_.begin(), leaves_.end(),
+                    [&](const Leaf& other) { return other.version == version; }))
+      continue;
+    leaves_.push_back({version, *version, node.name, node.position, edge.shape});
+  }
+}
+
+void Region::check_leaves() const {
+  for (const Leaf& leaf : leaves_) {
+    const ModulePlace place(leaf.position, ModulePlace::Pass::backward);
+    TESSERA_REQUIRE(
+        *leaf.version == leaf.noted,
+        "{}: a parameter of shape {}, which a recomputed function reads, has been written since "
+        "the forward (by an optimizer's step, or copy_from()): run backward before that, or the "
+        "forward again after it",
+        leaf.op, leaf.shape.to_string());
+  }
+}
+
+void Region::finish(std::function<void(bool last)> again) {
   after_ = generator_state();
   again_ = std::move(again);
 }
@@ -110,13 +134,19 @@ void Region::finish(std::function<void()> again) {
 std::vector<std::shared_ptr<Node>> Region::replay(const Node& node, std::uint64_t first) {
   function_ = &node;
   first_ = first;
-  // The inputs go when the function has run: what is still needed, its nodes hold.
-  const std::function<void()> again = std::move(again_);
+  check_leaves();
+  next_ = next_kept_ = 0;
+  roots_.clear();
+  // After the last time the inputs go when the function has run: what is still needed, its nodes
+  // hold.
+  const bool last = !keeps_graph();
+  const std::function<void(bool)> again = last ? std::move(again_) : again_;
   ModuleCallReplay calls(node.call, calls_);
   const SecondRun run(*this, before_, device_);
-  again();
+  again(last);
   if (next_ != ops_.size() || !calls.complete()) fail_differs("does less");
   if (generator_state() != after_) fail_differs("draws other random numbers");
+  gradients_.clear();
   return std::move(roots_);
 }
 
@@ -151,7 +181,8 @@ void Region::keep(Op op, std::initializer_list<Tensor*> results) {
 
 void Region::take(Op op, std::initializer_list<Tensor*> results) {
   if (next_kept_ >= kept_.size() || kept_[next_kept_].op != op) fail_differs("takes other steps");
-  Kept kept = std::move(kept_[next_kept_++]);
+  Kept& here = kept_[next_kept_++];
+  Kept kept = keeps_graph() ? here : std::move(here);
   auto from = kept.results.begin();
   for (Tensor* result : results) *result = std::move(*from++);
 }
@@ -202,6 +233,8 @@ bool recompute_applies() {
 
 FirstRun::FirstRun(const RecomputeOptions& options) : node_(std::make_shared<autograd::Node>()) {
   node_->op = Op::recompute;
+  node_->name = name_of(Op::recompute);
+  node_->position = ModulePlace::current();
   node_->sequence = autograd::take_sequence_number();
   node_->call = current_module_call();
   node_->region = std::make_shared<autograd::Region>(options);
@@ -210,7 +243,7 @@ FirstRun::FirstRun(const RecomputeOptions& options) : node_(std::make_shared<aut
 
 FirstRun::~FirstRun() = default;
 
-void FirstRun::finish(std::function<void()> again) {
+void FirstRun::finish(std::function<void(bool last)> again) {
   scopes_.reset();
   node_->region->finish(std::move(again));
 }

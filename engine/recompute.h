@@ -53,8 +53,9 @@ class FirstRun {
   ~FirstRun();
   FirstRun(const FirstRun&) = delete;
   FirstRun& operator=(const FirstRun&) = delete;
-  // The function has returned; backward calls `again` once.
-  void finish(std::function<void()> again);
+  // The function has returned; each backward that reaches it calls `again`, and says whether it is
+  // the last one.
+  void finish(std::function<void(bool last)> again);
 
  private:
   struct Scopes;
@@ -100,8 +101,8 @@ decltype(auto) as_given(Kept& kept) {
 // The second run begins with the first one's generator and default device and must do the same:
 // other ops, other tensors or other random numbers (a module was set to train() or eval() between)
 // are a std::logic_error. Other effects of fn happen twice, the second time with undefined values
-// of what its backward does not read. One backward reaches the function: a second one that begins
-// at another of its results is refused.
+// of what its backward does not read. One backward reaches the function: a second one is refused,
+// unless the first kept its graph (retain_graph); then fn runs again for each.
 //
 // A function inside a function is recomputed when the outer one's second run has reached it.
 // Without gradients this is a plain call.
@@ -115,13 +116,17 @@ auto recompute(const RecomputeOptions& options, F fn, Inputs&&... inputs)
   auto kept = std::make_shared<std::tuple<F, std::decay_t<Inputs>...>>(fn, inputs...);
   std::function<void()> bring_back = detail::send_away(options, detail::tensors_in(*kept));
   detail::FirstRun first(options);
-  auto again = [kept = std::move(kept), bring_back = std::move(bring_back)] {
+  auto again = [kept = std::move(kept), bring_back = std::move(bring_back)](bool last) {
     if (bring_back) bring_back();
-    std::apply(
-        [](F& function, std::decay_t<Inputs>&... values) {
-          (void)std::invoke(function, detail::as_given<Inputs>(values)...);
-        },
-        *kept);
+    const auto run = [](F& function, std::decay_t<Inputs>&... values) {
+      (void)std::invoke(function, detail::as_given<Inputs>(values)...);
+    };
+    if (last) {
+      std::apply(run, *kept);
+    } else {  // which uses up what it is given
+      auto copy = *kept;
+      std::apply(run, copy);
+    }
   };
   if constexpr (std::is_void_v<std::invoke_result_t<F&, Inputs...>>) {
     std::invoke(fn, std::forward<Inputs>(inputs)...);

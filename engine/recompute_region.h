@@ -9,6 +9,7 @@
 
 #include <functional>
 #include <memory>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -29,13 +30,16 @@ class Region {
   // the node has become its stand-in.
   static bool pass_op(const std::shared_ptr<Node>& node, Reads reads);
 
-  // Notes what the first run left behind.
-  void finish(std::function<void()> again);
+  // Notes what the first run left behind. again(last) is the second run, which may use up what is
+  // kept where it is the last.
+  void finish(std::function<void(bool last)> again);
 
   // Whether a gradient arrived at one of the results.
   [[nodiscard]] bool reached() const { return !gradients_.empty(); }
+  void forget_gradients() { gradients_.clear(); }
   // The second run, of the function that `node` stood for: the nodes that gradients arrived at.
-  // From `first` on nodes are the function's own.
+  // From `first` on nodes are the function's own. In a backward that keeps its graph there may be
+  // another one.
   std::vector<std::shared_ptr<Node>> replay(const Node& node, std::uint64_t first);
 
   [[nodiscard]] ModuleCalls& calls() { return calls_; }
@@ -50,15 +54,26 @@ class Region {
 
  private:
   void stand_in(const std::shared_ptr<Node>& function, Node& node, Reads reads);
+  void note_leaves(const Node& node);
+  void check_leaves() const;
   void check_inputs(const Node& node) const;
   void match(const std::shared_ptr<Node>& node);
 
   RecomputeOptions options_;
   GeneratorState before_, after_;
   Device device_;
-  std::function<void()> again_;
+  std::function<void(bool last)> again_;
   ModuleCalls calls_, reached_calls_;
   std::vector<Op> ops_;  // in the order of their recording
+  // Leaves that ops of the first run used: the second one must find their values as they were.
+  struct Leaf {
+    std::shared_ptr<std::uint64_t> version;
+    std::uint64_t noted;
+    std::string_view op;
+    std::shared_ptr<const ModulePosition> position;
+    Shape shape;
+  };
+  std::vector<Leaf> leaves_;
   // Values of the ops from here on are read by no backward and by nothing else.
   std::size_t read_until_ = 0;
   struct Kept {

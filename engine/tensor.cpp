@@ -77,6 +77,13 @@ void copy_between_devices(const Tensor& source, const Tensor& destination) {
 
 }  // namespace
 
+void detail::DataHandle::fail_undefined(const char* method) {
+  misuse(
+      "{} an undefined tensor: it was default-constructed or moved from, and has no shape, values "
+      "or gradient; assign a tensor to it first",
+      method == nullptr ? std::string("use of") : std::string(method) + "() of");
+}
+
 void Initializer::fill(void* out, DType dtype, std::int64_t first, std::int64_t n,
                        Device device) const {
   if (kind == Kind::constant) {
@@ -128,6 +135,7 @@ Tensor Tensor::scalar(double value, DType dtype) {
 
 Tensor Tensor::view_of(std::shared_ptr<Storage> storage, std::size_t offset, const Shape& shape,
                        DType dtype) {
+  TESSERA_REQUIRE(storage != nullptr, "a view of shape {} of no storage", shape.to_string());
   const auto bytes = static_cast<std::size_t>(shape.elements()) * size_of(dtype);
   TESSERA_REQUIRE(offset + bytes <= storage->bytes(),
                   "a view of shape {} at byte {} reaches beyond a storage of {} bytes",
@@ -173,9 +181,10 @@ TESSERA_DATA_AS(std::uint8_t)
 #undef TESSERA_DATA_AS
 
 std::vector<double> Tensor::to_vector() const {
+  const detail::TensorData& values_of = data_.in();
   autograd::note_read();
   std::vector<std::byte> fetched;
-  data_->storage->require_present();
+  values_of.storage->require_present();
   const std::byte* source = data();
   if (off_host(device())) {
     fetched.resize(bytes());
@@ -195,17 +204,19 @@ double Tensor::item() const {
 }
 
 Tensor& Tensor::set_requires_grad(bool value) {
-  TESSERA_REQUIRE(!data_->grad_node, "requires_grad can be set on leaves only");
+  detail::TensorData& data = data_.in();
+  TESSERA_REQUIRE(!data.grad_node, "requires_grad can be set on leaves only");
   TESSERA_REQUIRE(!value || is_floating(dtype()), "a tensor of {} has no gradient",
                   name_of(dtype()));
-  if (value != data_->requires_grad) data_->storage->will_set_requires_grad(*data_);
-  data_->requires_grad = value;
+  if (value != data.requires_grad) data.storage->will_set_requires_grad(data);
+  data.requires_grad = value;
   return *this;
 }
 
 Tensor Tensor::grad() const {
-  if (!data_->grad_ready) return {};
-  Tensor gradient(data_->grad);
+  const detail::TensorData& data = data_.in();
+  if (!data.grad_ready) return {};
+  Tensor gradient(data.grad);
   gradient.multiply_pending_factor();
   return gradient;
 }
@@ -221,31 +232,49 @@ void Tensor::multiply_pending_factor() const {
 }
 
 void Tensor::zero_grad() {
-  data_->grad_ready = false;
-  data_->storage->will_zero_grad(*data_);
+  detail::TensorData& data = data_.in();
+  data.grad_ready = false;
+  data.storage->will_zero_grad(data);
 }
 
-void Tensor::backward(const Tensor& seed) const {
-  autograd::backward(*this, seed);
+void Tensor::backward(const Tensor& seed, bool retain_graph) const {
+  autograd::backward(*this, seed, retain_graph);
+}
+
+HookHandle Tensor::add_gradient_hook(std::function<Tensor(const Tensor&)> hook) const {
+  return autograd::add_gradient_hook(*this, std::move(hook));
+}
+
+const std::shared_ptr<std::uint64_t>& Tensor::version() const {
+  auto& version = data_.in().version;
+  if (!version) version = std::make_shared<std::uint64_t>(0);
+  return version;
 }
 
 Tensor Tensor::detach() const {
-  return view_of(data_->storage, data_->offset, data_->shape, data_->dtype);
+  const detail::TensorData& data = data_.in();
+  const Tensor view = view_of(data.storage, data.offset, data.shape, data.dtype);
+  view.share_version(*this);
+  return view;
 }
 
 Tensor Tensor::clone() const {
-  Tensor copy = empty(shape(), dtype(), device());
+  const detail::TensorData& data = data_.in();
+  Tensor copy = empty(data.shape, data.dtype, data.storage->device());
   copy.copy_from(*this);
   return copy;
 }
 
 void Tensor::copy_from(const Tensor& source) {
+  const detail::TensorData& written = data_.in();
+  TESSERA_REQUIRE(source.defined(), "copy_from() of an undefined tensor");
   TESSERA_REQUIRE(shape() == source.shape(), "copy of a tensor of shape {} into one of shape {}",
                   source.shape().to_string(), shape().to_string());
   autograd::note_read();
   if (is_meta()) return;
   source.storage()->require_present();
-  data_->storage->will_write();
+  written.storage->will_write();
+  count_write();
   if (device() != source.device()) {
     copy_between_devices(source, *this);
   } else if (dtype() != source.dtype()) {

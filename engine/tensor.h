@@ -3,12 +3,16 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "engine/device.h"
+#include "engine/hook_list.h"
 #include "engine/shape.h"
 #include "engine/storage.h"
 #include "kernels/base/dtype.h"
@@ -58,6 +62,30 @@ struct TensorData {
   // Computes the same values again, where that is cheaper than keeping them for backward (a norm's
   // output). Must not refer to this tensor.
   std::shared_ptr<const std::function<Tensor()>> recompute;
+
+  // How often the values have been written since somebody first asked; null: nobody has. Tensors
+  // over the same values share it.
+  std::shared_ptr<std::uint64_t> version;
+};
+
+// A tensor's data. A logic_error where there is none.
+class DataHandle {
+ public:
+  DataHandle() = default;
+  explicit DataHandle(std::shared_ptr<TensorData> data) : data_(std::move(data)) {}
+  TensorData* operator->() const { return &in(nullptr); }
+  // `method` is the caller's name.
+  [[nodiscard]] TensorData& in(const char* method = __builtin_FUNCTION()) const {
+    if (data_ == nullptr) [[unlikely]]
+      fail_undefined(method);
+    return *data_;
+  }
+  [[nodiscard]] const std::shared_ptr<TensorData>& pointer() const { return data_; }
+
+ private:
+  [[noreturn]] static void fail_undefined(const char* method);
+
+  std::shared_ptr<TensorData> data_;
 };
 
 }  // namespace detail
@@ -74,32 +102,39 @@ class Tensor {
   static Tensor zeros(const Shape& shape, DType dtype = float32, Device device = default_device());
   static Tensor full(const Shape& shape, double value, DType dtype = float32,
                      Device device = default_device());
-  // Copies the values. T is float, double, int32_t, int64_t or uint8_t.
+  // Copies the values. T is float, double, int32_t, int64_t or uint8_t, and gives the dtype:
+  // {1.f, 2.f} is float32, {1.0, 2.0} float64.
   template <class T>
   static Tensor from(std::span<const T> values, const Shape& shape);
   template <class T>
   static Tensor from(const std::vector<T>& values, const Shape& shape) {
     return from(std::span<const T>(values), shape);
   }
+  template <class T>
+  static Tensor from(std::initializer_list<T> values, const Shape& shape) {
+    return from(std::span<const T>(values.begin(), values.size()), shape);
+  }
   static Tensor scalar(double value, DType dtype = float32);
   // A view of `storage` at a byte offset.
   static Tensor view_of(std::shared_ptr<Storage> storage, std::size_t offset, const Shape& shape,
                         DType dtype);
 
-  [[nodiscard]] bool defined() const { return data_ != nullptr; }
+  // A default-constructed tensor and one that was moved from are undefined: everything but this,
+  // impl() and assignment is a logic_error.
+  [[nodiscard]] bool defined() const { return data_.pointer() != nullptr; }
   explicit operator bool() const { return defined(); }
 
-  [[nodiscard]] const Shape& shape() const { return data_->shape; }
-  [[nodiscard]] std::int64_t size(int dimension) const { return data_->shape[dimension]; }
-  [[nodiscard]] int dimensions() const { return data_->shape.dimensions(); }
-  [[nodiscard]] std::int64_t elements() const { return data_->shape.elements(); }
+  [[nodiscard]] const Shape& shape() const { return data_.in().shape; }
+  [[nodiscard]] std::int64_t size(int dimension) const { return data_.in().shape[dimension]; }
+  [[nodiscard]] int dimensions() const { return data_.in().shape.dimensions(); }
+  [[nodiscard]] std::int64_t elements() const { return data_.in().shape.elements(); }
   [[nodiscard]] std::size_t bytes() const {
     return static_cast<std::size_t>(elements()) * size_of(dtype());
   }
-  [[nodiscard]] DType dtype() const { return data_->dtype; }
-  [[nodiscard]] Device device() const { return data_->storage->device(); }
+  [[nodiscard]] DType dtype() const { return data_.in().dtype; }
+  [[nodiscard]] Device device() const { return data_.in().storage->device(); }
   [[nodiscard]] bool is_meta() const { return device().is_meta(); }
-  [[nodiscard]] const std::shared_ptr<Storage>& storage() const { return data_->storage; }
+  [[nodiscard]] const std::shared_ptr<Storage>& storage() const { return data_.in().storage; }
 
   // The address now, in the device's memory. Take it at each use: a sharded parameter's memory
   // comes and goes.
@@ -135,14 +170,30 @@ class Tensor {
   // All values converted to double, row-major.
   [[nodiscard]] std::vector<double> to_vector() const;
 
-  [[nodiscard]] bool requires_grad() const { return data_->requires_grad; }
+  [[nodiscard]] bool requires_grad() const { return data_.in().requires_grad; }
   // Leaves only.
   Tensor& set_requires_grad(bool value);
   // The gradient, or an undefined tensor when there is none.
   [[nodiscard]] Tensor grad() const;
   void zero_grad();
-  // Runs backward from this scalar with gradient 1 (or `seed`). The graph is freed on the way.
-  void backward(const Tensor& seed = {}) const;
+  // Runs backward from this scalar with gradient 1 (or `seed`). The graph is freed on the way,
+  // unless retain_graph says that another backward will pass through parts of it.
+  void backward(const Tensor& seed = {}, bool retain_graph = false) const;
+  // Calls hook(gradient) whenever a backward has this tensor's whole gradient; what it returns, if
+  // it is a defined tensor, takes the gradient's place. For what an op has computed: the gradient
+  // of a leaf is grad(), after backward. In a function that runs again in backward
+  // (engine/recompute.h) the second run's registration counts.
+  template <class Hook>
+  HookHandle register_hook(Hook hook) const {
+    if constexpr (std::is_void_v<std::invoke_result_t<Hook&, const Tensor&>>) {
+      return add_gradient_hook([hook = std::move(hook)](const Tensor& gradient) mutable {
+        hook(gradient);
+        return Tensor();
+      });
+    } else {
+      return add_gradient_hook(std::move(hook));
+    }
+  }
 
   // Shares memory, not the graph.
   [[nodiscard]] Tensor detach() const;
@@ -157,13 +208,23 @@ class Tensor {
   // they have this one's dtype.
   void multiply_pending_factor() const;
 
-  [[nodiscard]] const std::shared_ptr<detail::TensorData>& impl() const { return data_; }
+  // How often the values have been written, as far as anybody says so: copy_from() and optimizers
+  // do. What a backward reads must not have been written since the forward (autograd::SavedValue).
+  [[nodiscard]] const std::shared_ptr<std::uint64_t>& version() const;
+  void count_write() const {
+    if (const auto& version = data_.in().version) ++*version;
+  }
+  // The values are a copy of other's, or a part of it, and follow its writes.
+  void share_version(const Tensor& other) const { data_.in().version = other.version(); }
+
+  [[nodiscard]] const std::shared_ptr<detail::TensorData>& impl() const { return data_.pointer(); }
 
  private:
+  HookHandle add_gradient_hook(std::function<Tensor(const Tensor&)> hook) const;
   static Tensor over(std::shared_ptr<Storage> storage, std::size_t offset, const Shape& shape,
                      DType dtype);
 
-  std::shared_ptr<detail::TensorData> data_;
+  detail::DataHandle data_;
 };
 
 }  // namespace tessera

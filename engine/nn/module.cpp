@@ -2,11 +2,13 @@
 #include "engine/nn/module.h"
 
 #include <cxxabi.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <typeinfo>
 #include <unordered_set>
+#include <utility>
 
 #include "engine/memory_kind.h"
 #include "engine/ops.h"
@@ -67,12 +69,66 @@ void Module::train(bool on) {
 }
 
 std::string Module::class_name() const {
+  return detail::class_name_of(typeid(*this));
+}
+
+std::string detail::class_name_of(const std::type_info& type) {
   const std::unique_ptr<char, decltype(&std::free)> demangled(
-      abi::__cxa_demangle(typeid(*this).name(), nullptr, nullptr, nullptr), &std::free);
-  std::string name = demangled ? demangled.get() : typeid(*this).name();
+      abi::__cxa_demangle(type.name(), nullptr, nullptr, nullptr), &std::free);
+  std::string name = demangled ? demangled.get() : type.name();
   if (const auto colon = name.rfind("::"); colon != std::string::npos) name.erase(0, colon + 2);
   if (name.ends_with("Impl")) name.resize(name.size() - 4);
   return name;
+}
+
+void detail::fail_empty_handle(const std::type_info& type, bool takes_nothing) {
+  const std::string name = class_name_of(type);
+  const std::string way = takes_nothing
+                              ? fmt::format("{}(std::make_shared<{}Impl>())", name, name)
+                              : fmt::format("{}(...) with the arguments of its constructor", name);
+  misuse(
+      "an empty handle of {} is used: a default-constructed handle has no module; make one by {}",
+      name, way);
+}
+
+HookHandle Module::register_forward_pre_hook(ForwardPreHook hook) {
+  TESSERA_REQUIRE(hook, "an empty function as a forward pre-hook of {}", class_name());
+  return pre_hooks_.add(std::move(hook));
+}
+
+HookHandle Module::register_forward_hook(ForwardHook hook) {
+  TESSERA_REQUIRE(hook, "an empty function as a forward hook of {}", class_name());
+  return forward_hooks_.add(std::move(hook));
+}
+
+void Module::run_pre_hooks(std::span<const Tensor> inputs) {
+  pre_hooks_.run(*this, inputs);
+}
+
+void Module::run_forward_hooks(std::span<const Tensor> inputs, std::span<Tensor> outputs) {
+  forward_hooks_.run(*this, inputs, outputs);
+}
+
+void Module::refuse_forward_hooks() const {
+  misuse(
+      "{} has forward hooks, and a module around it computes with its parameters instead of "
+      "calling "
+      "its forward: register the hooks on the module around it",
+      position_->class_name.empty() ? class_name() : position_->describe());
+}
+
+void Module::set_hooks(std::shared_ptr<const ModuleHooks> hooks) {
+  TESSERA_REQUIRE(!hooks || !hooks_,
+                  "{} has the hooks of {} already, which follow its calls; programs have "
+                  "register_forward_hook() and register_forward_pre_hook(), as many as they like",
+                  class_name(), hooks_->owner);
+  hooks_ = std::move(hooks);
+}
+
+std::shared_ptr<const ModulePosition> Module::position() {
+  if (position_->class_name.empty()) [[unlikely]]
+    position_->class_name = class_name();
+  return position_;
 }
 
 void Module::refuse_recompute() const {
@@ -134,6 +190,10 @@ void Module::add_child(const std::string& name, std::shared_ptr<Module> child, b
   }
   require_registration_allowed("module " + name);
   child->has_forward_ = child->has_forward_ || has_forward;
+  if (child->position_->parent.expired()) {
+    child->position_->name = name;
+    child->position_->parent = position_;
+  }
   children_.emplace_back(name, std::move(child));
 }
 

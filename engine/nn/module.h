@@ -12,12 +12,16 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
+#include "engine/hook_list.h"
 #include "engine/module_call.h"
 #include "engine/recompute.h"
 #include "engine/tensor.h"
@@ -50,6 +54,10 @@ template <class T>
 requires std::is_final_v<T>
 inline constexpr bool has_forward<T> = true;
 
+// Without namespaces and "Impl".
+std::string class_name_of(const std::type_info& type);
+[[noreturn]] void fail_empty_handle(const std::type_info& type, bool takes_nothing);
+
 }  // namespace detail
 
 // The dtype that a module computes in, and that of what is around it.
@@ -57,6 +65,13 @@ struct ModulePrecision {
   DType inside = DType::float32;
   DType outside = DType::float32;
 };
+
+// What programs want to see of a module's calls: the tensors among the arguments of its forward
+// (alone, or in pairs, tuples and vectors), and those of its result, which a forward hook may
+// replace by assigning to them.
+using ForwardPreHook = std::function<void(Module&, std::span<const Tensor> inputs)>;
+using ForwardHook =
+    std::function<void(Module&, std::span<const Tensor> inputs, std::span<Tensor> outputs)>;
 
 class Module {
  public:
@@ -95,9 +110,28 @@ class Module {
   // What reads_parameter() was given.
   [[nodiscard]] const std::vector<Tensor>& parameters_read() const { return read_; }
 
-  // Set by sharding; one set of hooks a module.
-  void set_hooks(std::shared_ptr<const ModuleHooks> hooks) { hooks_ = std::move(hooks); }
+  // Called before and after each forward that the module's handle calls, in the order of their
+  // registration; a plain module->forward(x) passes them by. Where sharding gathers the module's
+  // parameters, hooks can read them; where the module runs again in backward, they run again
+  // (autograd::in_backward() tells). The handle that is returned removes the hook.
+  HookHandle register_forward_pre_hook(ForwardPreHook hook);
+  HookHandle register_forward_hook(ForwardHook hook);
+  [[nodiscard]] bool has_forward_hooks() const {
+    return !pre_hooks_.empty() || !forward_hooks_.empty();
+  }
+  // By the handle.
+  void run_pre_hooks(std::span<const Tensor> inputs);
+  void run_forward_hooks(std::span<const Tensor> inputs, std::span<Tensor> outputs);
+  // handle.call() of a module with forward hooks.
+  [[noreturn]] void refuse_forward_hooks() const;
+
+  // Not for programs, which have register_forward_hook(): the one set of hooks by which a schedule
+  // (sharding) follows the module's calls. A logic_error where there is one already; null takes it
+  // away.
+  void set_hooks(std::shared_ptr<const ModuleHooks> hooks);
   [[nodiscard]] const std::shared_ptr<const ModuleHooks>& hooks() const { return hooks_; }
+  // For messages. By whoever calls the module.
+  [[nodiscard]] std::shared_ptr<const ModulePosition> position();
 
   // Calls of the module, through its handle, keep their arguments for backward and no more, and run
   // again there: recompute() around each. The arguments are copied.
@@ -137,7 +171,10 @@ class Module {
   // Registers the children of `module` here, under their names: this module stands in its place in
   // the tree, and calls its forward.
   void register_children_of(const Module& module) {
-    for (const auto& [name, child] : module.children_) add_child(name, child, child->has_forward_);
+    for (const auto& [name, child] : module.children_) {
+      child->position_->parent.reset();
+      add_child(name, child, child->has_forward_);
+    }
   }
   // Says that this module's forward reads a parameter that another module registers, outside of
   // that module's forward (a head that multiplies by the token table): it then belongs to a unit
@@ -154,6 +191,10 @@ class Module {
   std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
   std::vector<Tensor> read_;
   std::shared_ptr<const ModuleHooks> hooks_;
+  HookList<ForwardPreHook> pre_hooks_;
+  HookList<ForwardHook> forward_hooks_;
+  // As it was registered first.
+  std::shared_ptr<ModulePosition> position_ = std::make_shared<ModulePosition>();
   bool has_forward_ = false;
   std::optional<RecomputeOptions> recompute_;
   std::optional<ModulePrecision> precision_;
@@ -184,6 +225,24 @@ inline std::pair<Tensor, Tensor> out_of_module(const std::pair<Tensor, Tensor>& 
   return {in_precision(result.first, dtype), in_precision(result.second, dtype)};
 }
 
+template <class T>
+inline constexpr bool is_vector = false;
+template <class T>
+inline constexpr bool is_vector<std::vector<T>> = true;
+
+// visit(tensor) for each that the value is made of.
+template <class T, class Visit>
+void for_tensors(T& value, Visit&& visit) {
+  using Plain = std::remove_cv_t<T>;
+  if constexpr (std::is_same_v<Plain, Tensor>) {
+    visit(value);
+  } else if constexpr (is_vector<Plain> && !std::is_same_v<Plain, std::vector<bool>>) {
+    for (auto& element : value) for_tensors(element, visit);
+  } else if constexpr (requires { std::tuple_size<Plain>::value; }) {
+    std::apply([&](auto&... elements) { (for_tensors(elements, visit), ...); }, value);
+  }
+}
+
 }  // namespace detail
 
 // A shared handle to a module. Default-constructed handles are empty.
@@ -197,48 +256,78 @@ class ModuleHandle {
   explicit ModuleHandle(Args&&... args)
       : impl_(std::make_shared<Impl>(std::forward<Args>(args)...)) {}
 
-  Impl* operator->() const { return impl_.get(); }
-  Impl& operator*() const { return *impl_; }
+  Impl* operator->() const { return &implementation(); }
+  Impl& operator*() const { return implementation(); }
   explicit operator bool() const { return impl_ != nullptr; }
   [[nodiscard]] std::shared_ptr<Module> pointer() const { return impl_; }
 
   // forward with the module's hooks around it.
   template <class... Args>
   auto operator()(Args&&... args) const {
-    if (impl_->recompute_options() && tessera::detail::recompute_applies()) [[unlikely]] {
+    Impl& module = implementation();
+    if (module.recompute_options() && tessera::detail::recompute_applies()) [[unlikely]] {
       if constexpr ((std::is_constructible_v<std::decay_t<Args>, Args&> && ...)) {
         const auto forward = [impl = impl_](auto&&... inputs) {
           return run(*impl, std::forward<decltype(inputs)>(inputs)...);
         };
-        return recompute(*impl_->recompute_options(), forward, std::forward<Args>(args)...);
+        return recompute(*module.recompute_options(), forward, std::forward<Args>(args)...);
       } else {
-        impl_->refuse_recompute();
+        module.refuse_recompute();
       }
     }
-    return run(*impl_, std::forward<Args>(args)...);
+    return run(module, std::forward<Args>(args)...);
   }
   // The same around what somebody else computes with the module's parameters: body(module). Never
-  // recomputed.
+  // recomputed, and nothing that forward hooks could see.
   template <class Body>
   auto call(Body&& body) const {
-    ModuleCallScope scope(impl_->hooks());
-    auto result = body(*impl_);
+    Impl& module = implementation();
+    if (module.has_forward_hooks()) [[unlikely]]
+      module.refuse_forward_hooks();
+    const ModulePlace place(static_cast<Module&>(module).position());
+    ModuleCallScope scope(module.hooks());
+    auto result = body(module);
     scope.finish();
     return result;
   }
 
  private:
+  Impl& implementation() const {
+    if (impl_ == nullptr) [[unlikely]]
+      detail::fail_empty_handle(typeid(Impl), std::is_default_constructible_v<Impl>);
+    return *impl_;
+  }
+
   template <class... Args>
   static auto run(Impl& impl, Args&&... args) {
+    const ModulePlace place(static_cast<Module&>(impl).position());
     ModuleCallScope scope(impl.hooks());
-    if (impl.precision()) [[unlikely]] {
-      auto result = run_in_precision(impl, std::forward<Args>(args)...);
-      scope.finish();
-      return result;
-    }
-    auto result = impl.forward(std::forward<Args>(args)...);
+    auto result = run_with_hooks(impl, std::forward<Args>(args)...);
     scope.finish();
     return result;
+  }
+  template <class... Args>
+  static auto run_with_hooks(Impl& impl, Args&&... args) {
+    if (!impl.has_forward_hooks()) [[likely]]
+      return compute(impl, std::forward<Args>(args)...);
+    std::vector<Tensor> inputs;
+    const auto note_input = [&](const Tensor& tensor) { inputs.push_back(tensor); };
+    (detail::for_tensors(args, note_input), ...);
+    impl.run_pre_hooks(inputs);
+    auto result = compute(impl, std::forward<Args>(args)...);
+    std::vector<Tensor> outputs;
+    detail::for_tensors(result, [&](const Tensor& tensor) { outputs.push_back(tensor); });
+    impl.run_forward_hooks(inputs, outputs);
+    std::size_t next = 0;
+    detail::for_tensors(result, [&](Tensor& tensor) { tensor = outputs[next++]; });
+    return result;
+  }
+  template <class... Args>
+  static auto compute(Impl& impl, Args&&... args) {
+    if (impl.precision()) [[unlikely]]
+      return run_in_precision(impl, std::forward<Args>(args)...);
+    return std::decay_t<decltype(impl.forward(std::forward<Args>(args)...))>(
+        impl.forward(std::forward<Args>(args)...));
   }
   template <class... Args>
   static auto run_in_precision(Impl& impl, Args&&... args) {

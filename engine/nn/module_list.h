@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/nn/module.h"
+#include "kernels/base/error.h"
 
 namespace tessera::nn {
 
@@ -20,7 +21,10 @@ class ModuleListImpl : public Module {
   [[nodiscard]] std::string class_name() const override { return "ModuleList"; }
 
   [[nodiscard]] std::size_t size() const { return modules_.size(); }
-  const Handle& operator[](std::size_t index) const { return modules_[index]; }
+  const Handle& operator[](std::size_t index) const {
+    TESSERA_REQUIRE(index < modules_.size(), "module {} of a list of {}", index, modules_.size());
+    return modules_[index];
+  }
   [[nodiscard]] auto begin() const { return modules_.begin(); }
   [[nodiscard]] auto end() const { return modules_.end(); }
 

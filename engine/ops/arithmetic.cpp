@@ -17,8 +17,12 @@ struct Broadcast {
 };
 
 Broadcast broadcast(const char* op, const Tensor& a, const Tensor& b) {
-  TESSERA_REQUIRE(a.dtype() == b.dtype(), "{}: dtypes {} and {} differ; cast one of them", op,
-                  name_of(a.dtype()), name_of(b.dtype()));
+  ops::require_floating(op, a, b);
+  TESSERA_REQUIRE(a.dtype() == b.dtype(),
+                  "{}: dtypes {} of shape {} and {} of shape {} differ; cast one of them with "
+                  "cast(tensor, dtype)",
+                  op, name_of(a.dtype()), a.shape().to_string(), name_of(b.dtype()),
+                  b.shape().to_string());
   ops::require_same_device(op, a, b);
   if (b.elements() == 1) return {a.elements(), 1};
   const int skipped = a.dimensions() - b.dimensions();
@@ -93,10 +97,13 @@ Tensor multiply(const Tensor& a, const Tensor& b) {
   Tensor out = launch(BinaryOp::multiply, a, b, shape);
   autograd::record(
       Op::multiply, {a, b}, {out},
-      [a, b, shape](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-        if (sink.wants(0)) sink.add(0, launch(BinaryOp::multiply, dout[0], b, shape));
+      [saved_a = autograd::SavedValue(a), saved_b = autograd::SavedValue(b), shape](
+          std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        if (sink.wants(0)) sink.add(0, launch(BinaryOp::multiply, dout[0], saved_b.get(), shape));
         if (sink.wants(1)) {
-          reduce_to(sink, 1, launch(BinaryOp::multiply, dout[0], a, {1, a.elements()}), shape);
+          const Tensor& factor = saved_a.get();
+          reduce_to(sink, 1, launch(BinaryOp::multiply, dout[0], factor, {1, factor.elements()}),
+                    shape);
         }
       },
       autograd::Reads::inputs);
@@ -108,11 +115,14 @@ Tensor divide(const Tensor& a, const Tensor& b) {
   Tensor out = launch(BinaryOp::divide, a, b, shape);
   autograd::record(
       Op::divide, {a, b}, {out},
-      [a, b, shape](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-        const Tensor da = launch(BinaryOp::divide, dout[0], b, shape);
+      [saved_a = autograd::SavedValue(a), saved_b = autograd::SavedValue(b), shape](
+          std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        const Tensor& divisor = saved_b.get();
+        const Tensor da = launch(BinaryOp::divide, dout[0], divisor, shape);
         if (sink.wants(1)) {  // -dout * a / b^2
-          Tensor db = launch(BinaryOp::multiply, da, a, {1, a.elements()});
-          db = scaled(launch(BinaryOp::divide, db, b, shape), -1.0);
+          const Tensor& dividend = saved_a.get();
+          Tensor db = launch(BinaryOp::multiply, da, dividend, {1, dividend.elements()});
+          db = scaled(launch(BinaryOp::divide, db, divisor, shape), -1.0);
           reduce_to(sink, 1, db, shape);
         }
         sink.add(0, da);
@@ -121,16 +131,56 @@ Tensor divide(const Tensor& a, const Tensor& b) {
   return out;
 }
 
-Tensor affine(const Tensor& x, double scale, double shift) {
+namespace {
+
+// `name` is what the program wrote.
+Tensor affine_as(const char* name, const Tensor& x, double scale, double shift) {
+  ops::require_floating(name, x);
   Tensor out = Tensor::empty(x.shape(), x.dtype(), x.device());
   TESSERA_LAUNCH(x.device(), affine, {x.data(), out.data(), x.elements(), x.dtype(), scale, shift});
   autograd::record(
-      Op::affine, {x}, {out},
+      {Op::affine, name}, {x}, {out},
       [scale](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
         sink.add(0, scaled(dout[0], scale));
       },
       autograd::Reads::nothing);
   return out;
+}
+
+}  // namespace
+
+Tensor affine(const Tensor& x, double scale, double shift) {
+  return affine_as("affine", x, scale, shift);
+}
+
+// A shift of -0 leaves every value as it is, zeros of either sign too.
+Tensor operator-(const Tensor& x) {
+  return affine_as("negate", x, -1.0, -0.0);
+}
+Tensor operator+(const Tensor& x, double shift) {
+  return affine_as("add", x, 1.0, shift);
+}
+Tensor operator-(const Tensor& x, double shift) {
+  return affine_as("subtract", x, 1.0, -shift);
+}
+Tensor operator*(const Tensor& x, double scale) {
+  return affine_as("multiply", x, scale, -0.0);
+}
+Tensor operator/(const Tensor& x, double divisor) {
+  return affine_as("divide", x, 1.0 / divisor, -0.0);
+}
+Tensor operator+(double shift, const Tensor& x) {
+  return x + shift;
+}
+Tensor operator-(double from, const Tensor& x) {
+  return affine_as("subtract", x, -1.0, from);
+}
+Tensor operator*(double scale, const Tensor& x) {
+  return x * scale;
+}
+Tensor operator/(double dividend, const Tensor& x) {
+  ops::require_floating("divide", x);
+  return divide(Tensor::full(x.shape(), dividend, x.dtype(), x.device()), x);
 }
 
 }  // namespace tessera

@@ -115,15 +115,17 @@ void backward(const Projections& p, const kernels::AttentionShape& shape, const 
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
                  const AttentionOptions& options) {
+  ops::require_floating("attention", q, k, v);
   check_heads(options);
   const std::int64_t key_heads = options.key_heads == 0 ? options.heads : options.key_heads;
   TESSERA_REQUIRE(q.dimensions() == 3 && k.dimensions() == 3 && k.shape() == v.shape() &&
                       q.size(0) == k.size(0) && q.size(2) % options.heads == 0 &&
                       q.size(2) / options.heads * key_heads == k.size(2) &&
                       q.dtype() == k.dtype() && q.dtype() == v.dtype(),
-                  "attention: q {}, k {}, v {} with {} heads and {} key heads",
-                  q.shape().to_string(), k.shape().to_string(), v.shape().to_string(),
-                  options.heads, key_heads);
+                  "attention: q {} {}, k {} {}, v {} {} with {} heads and {} key heads",
+                  name_of(q.dtype()), q.shape().to_string(), name_of(k.dtype()),
+                  k.shape().to_string(), name_of(v.dtype()), v.shape().to_string(), options.heads,
+                  key_heads);
   ops::require_same_device("attention", q, k, v);
   check_mask(q, options, q.size(0), k.size(1));
   auto shape = attention_shape(options, q.size(0), q.size(1), k.size(1), q.size(2) / options.heads,
@@ -135,12 +137,15 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
   const Forward saved{result.out.detach(), result.log_sum_exp};
   autograd::record(
       Op::attention, {q, k, v}, {result.out},
-      [=, mask = options.key_mask](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+      [shape, saved, mask = autograd::SavedValue(options.key_mask),
+       saved_q = autograd::SavedValue(q), saved_k = autograd::SavedValue(k),
+       saved_v = autograd::SavedValue(v)](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        const Projections from{saved_q.get(), saved_k.get(), saved_v.get()};
         const auto like = [](const Tensor& t) {
           return Tensor::empty(t.shape(), t.dtype(), t.device());
         };
-        const Projections gradients{like(q), like(k), like(v)};
-        backward(inputs, shape, mask, saved, dout[0], gradients);
+        const Projections gradients{like(from.q), like(from.k), like(from.v)};
+        backward(from, shape, mask.get(), saved, dout[0], gradients);
         sink.add(0, gradients.q);
         sink.add(1, gradients.k);
         sink.add(2, gradients.v);
@@ -149,6 +154,7 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
 }
 
 Tensor packed_attention(const Tensor& qkv, const AttentionOptions& options) {
+  ops::require_floating("packed_attention", qkv);
   check_heads(options);
   const std::int64_t key_heads = options.key_heads == 0 ? options.heads : options.key_heads;
   TESSERA_REQUIRE(qkv.dimensions() == 3 && qkv.size(2) % (options.heads + 2 * key_heads) == 0,
@@ -164,18 +170,22 @@ Tensor packed_attention(const Tensor& qkv, const AttentionOptions& options) {
   const Projections inputs{qkv, qkv, qkv, k_offset, v_offset};
   const Forward result = forward(Op::packed_attention, inputs, shape, options.key_mask);
   const Forward saved{result.out.detach(), result.log_sum_exp};
-  autograd::record(
-      Op::packed_attention, {qkv}, {result.out},
-      [=, mask = options.key_mask](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-        const Tensor dqkv = Tensor::empty(inputs.q.shape(), shape.dtype, inputs.q.device());
-        backward(inputs, shape, mask, saved, dout[0], {dqkv, dqkv, dqkv, k_offset, v_offset});
-        sink.add(0, dqkv);
-      });
+  autograd::record(Op::packed_attention, {qkv}, {result.out},
+                   [shape, saved, k_offset, v_offset, mask = autograd::SavedValue(options.key_mask),
+                    saved_qkv = autograd::SavedValue(qkv)](std::vector<Tensor>& dout,
+                                                           autograd::GradientSink& sink) {
+                     const Tensor& from = saved_qkv.get();
+                     const Tensor dqkv = Tensor::empty(from.shape(), shape.dtype, from.device());
+                     backward({from, from, from, k_offset, v_offset}, shape, mask.get(), saved,
+                              dout[0], {dqkv, dqkv, dqkv, k_offset, v_offset});
+                     sink.add(0, dqkv);
+                   });
   return result.out;
 }
 
 Tensor rotary(const Tensor& x, std::int64_t heads, const Tensor& cosine, const Tensor& sine,
               std::int64_t first_position) {
+  ops::require_floating("rotary", x, cosine, sine);
   TESSERA_REQUIRE(x.dimensions() == 3 && heads > 0 && x.size(2) % (2 * heads) == 0,
                   "rotary: x of shape {} with {} heads", x.shape().to_string(), heads);
   const std::int64_t head_dim = x.size(2) / heads;

@@ -23,6 +23,7 @@ void require_no_grad(const char* op) {
 Tensor decode_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
                      WeightLayout layout) {
   require_no_grad("decode_linear");
+  ops::require_floating("decode_linear", x, weight);
   const bool transposed = layout == WeightLayout::out_in;
   TESSERA_REQUIRE(weight.dimensions() == 2 && x.size(-1) == weight.size(transposed ? 1 : 0),
                   "decode_linear: x of shape {} and weight of shape {}", x.shape().to_string(),
@@ -51,6 +52,7 @@ Tensor decode_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
 Tensor cached_attention(const Tensor& q, std::int64_t head_dim, const CachedRows& cache,
                         const AttentionOptions& options) {
   require_no_grad("cached_attention");
+  ops::require_floating("cached_attention", q, cache.keys, cache.values);
   const std::int64_t key_heads = options.key_heads == 0 ? options.heads : options.key_heads;
   TESSERA_REQUIRE(q.dimensions() == 3 && q.size(0) == 1 && q.size(2) >= options.heads * head_dim &&
                       options.heads % key_heads == 0 && cache.keys.dimensions() == 2 &&

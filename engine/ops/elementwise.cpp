@@ -1,4 +1,9 @@
 // Unary functions, casts, views and reductions.
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <vector>
+
 #include "engine/autograd.h"
 #include "engine/launch.h"
 #include "engine/ops.h"
@@ -12,6 +17,7 @@ namespace {
 
 Shape shape_of_joined(std::initializer_list<Tensor> parts) {
   const Tensor& first = *parts.begin();
+  for (const Tensor& part : parts) ops::require_defined("concatenate", part);
   TESSERA_REQUIRE(first.dimensions() > 0, "concatenate of scalars: give them a dimension first");
   std::vector<std::int64_t> sizes(first.shape().sizes().begin(), first.shape().sizes().end());
   sizes[0] = 0;
@@ -29,16 +35,52 @@ Shape shape_of_joined(std::initializer_list<Tensor> parts) {
 
 }  // namespace
 
+namespace {
+
+const char* name_of_unary(kernels::UnaryOp op) {
+  using kernels::UnaryOp;
+  switch (op) {
+    case UnaryOp::negate:
+      return "negate";
+    case UnaryOp::relu:
+      return "relu";
+    case UnaryOp::gelu_erf:
+    case UnaryOp::gelu_tanh:
+      return "gelu";
+    case UnaryOp::silu:
+      return "silu";
+    case UnaryOp::tanh:
+      return "tanh";
+    case UnaryOp::sigmoid:
+      return "sigmoid";
+    case UnaryOp::exp:
+      return "exp";
+    case UnaryOp::log:
+      return "log";
+    case UnaryOp::sqrt:
+      return "sqrt";
+    case UnaryOp::square:
+      return "square";
+  }
+  misuse("unary: unknown operation {}", static_cast<int>(op));
+}
+
+}  // namespace
+
 Tensor unary(kernels::UnaryOp op, const Tensor& x) {
+  const char* const name = name_of_unary(op);
+  ops::require_floating(name, x);
   Tensor out = Tensor::empty(x.shape(), x.dtype(), x.device());
   TESSERA_LAUNCH(x.device(), unary, {op, x.data(), out.data(), x.elements(), x.dtype()});
   autograd::record(
-      Op::unary, {x}, {out},
-      [op, x](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+      {Op::unary, name}, {x}, {out},
+      [op, saved = autograd::SavedValue(x)](std::vector<Tensor>& dout,
+                                            autograd::GradientSink& sink) {
+        const Tensor& in = saved.get();
         const auto [dx, accumulate] = sink.slot(0);
         TESSERA_LAUNCH(
             dx.device(), unary_backward,
-            {op, dout[0].data(), x.data(), dx.raw_data(), x.elements(), x.dtype(), accumulate});
+            {op, dout[0].data(), in.data(), dx.raw_data(), in.elements(), in.dtype(), accumulate});
       },
       autograd::Reads::inputs);
   return out;
@@ -49,6 +91,7 @@ Tensor gelu(const Tensor& x, bool exact) {
 }
 
 Tensor cast(const Tensor& x, DType dtype) {
+  ops::require_defined("cast", x);
   if (x.dtype() == dtype) return x;
   Tensor out = Tensor::empty(x.shape(), dtype, x.device());
   TESSERA_LAUNCH(x.device(), cast,
@@ -67,14 +110,33 @@ Tensor cast(const Tensor& x, DType dtype) {
 }
 
 Tensor reshape(const Tensor& x, const Shape& shape) {
-  TESSERA_REQUIRE(shape.elements() == x.elements(), "reshape of {} into {}", x.shape().to_string(),
-                  shape.to_string());
+  ops::require_defined("reshape", x);
+  TESSERA_REQUIRE(shape.elements() == x.elements(), "reshape of {} into {}: {} elements are not {}",
+                  x.shape().to_string(), shape.to_string(), x.elements(), shape.elements());
   Tensor out = Tensor::view_of(x.storage(), x.impl()->offset, shape, x.dtype());
+  out.share_version(x);
   autograd::record(
       Op::reshape, {x}, {out},
       [](std::vector<Tensor>& dout, autograd::GradientSink& sink) { sink.add(0, dout[0]); },
       autograd::Reads::nothing);
   return out;
+}
+
+Tensor reshape(const Tensor& x, std::initializer_list<std::int64_t> sizes) {
+  ops::require_defined("reshape", x);
+  const auto open = std::find(sizes.begin(), sizes.end(), -1);
+  if (open == sizes.end()) return reshape(x, Shape(sizes));
+  std::vector<std::int64_t> known(sizes);
+  std::int64_t& left = known[static_cast<std::size_t>(open - sizes.begin())];
+  left = 1;
+  TESSERA_REQUIRE(std::find(open + 1, sizes.end(), -1) == sizes.end(),
+                  "reshape: one size may be -1; [{}] has two of them", fmt::join(sizes, ", "));
+  const std::int64_t others = Shape(known).elements();
+  TESSERA_REQUIRE(others > 0 && x.elements() % others == 0,
+                  "reshape of {} into [{}]: {} elements do not divide over {}",
+                  x.shape().to_string(), fmt::join(sizes, ", "), x.elements(), others);
+  left = x.elements() / others;
+  return reshape(x, Shape(known));
 }
 
 Tensor concatenate(std::initializer_list<Tensor> parts) {
@@ -121,11 +183,11 @@ Tensor spread(const Tensor& scalar, double scale, const Shape& shape) {
   return out;
 }
 
-Tensor scaled_sum(const Tensor& x, double scale) {
+Tensor scaled_sum(const char* name, const Tensor& x, double scale) {
   Tensor out = Tensor::empty({}, x.dtype(), x.device());
   TESSERA_LAUNCH(x.device(), sum_all, {x.data(), out.data(), x.elements(), x.dtype(), scale});
   autograd::record(
-      Op::sum, {x}, {out},
+      {Op::sum, name}, {x}, {out},
       [shape = x.shape(), scale](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
         sink.add(0, spread(dout[0], scale, shape));
       },
@@ -136,15 +198,18 @@ Tensor scaled_sum(const Tensor& x, double scale) {
 }  // namespace
 
 Tensor sum(const Tensor& x) {
-  return scaled_sum(x, 1.0);
+  ops::require_floating("sum", x);
+  return scaled_sum("sum", x, 1.0);
 }
 
 Tensor mean(const Tensor& x) {
+  ops::require_floating("mean", x);
   TESSERA_REQUIRE(x.elements() > 0, "mean of an empty tensor");
-  return scaled_sum(x, 1.0 / static_cast<double>(x.elements()));
+  return scaled_sum("mean", x, 1.0 / static_cast<double>(x.elements()));
 }
 
 Tensor softmax(const Tensor& x) {
+  ops::require_floating("softmax", x);
   TESSERA_REQUIRE(x.dimensions() > 0, "softmax of a scalar");
   const std::int64_t dim = x.size(-1);
   const std::int64_t rows = dim == 0 ? 0 : x.elements() / dim;

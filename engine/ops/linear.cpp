@@ -108,6 +108,7 @@ Shape with_last(const Shape& shape, std::int64_t last) {
 }  // namespace
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
+  ops::require_floating("matmul", a, b);
   const int dims = a.dimensions();
   TESSERA_REQUIRE((dims == 2 || dims == 3) && b.dimensions() == dims && a.size(-1) == b.size(-2) &&
                       (dims == 2 || a.size(0) == b.size(0)) && a.dtype() == b.dtype(),
@@ -149,14 +150,15 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   });
   autograd::record(
       Op::matmul, {a, b}, {out},
-      [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+      [=, left = autograd::SavedValue(a), right = autograd::SavedValue(b)](
+          std::vector<Tensor>& dout, autograd::GradientSink& sink) {
         if (sink.wants(0)) {
           const auto slot = sink.slot(0);
-          run(dout[0], false, b, true, slot.tensor, slot.accumulate, m, k, n);
+          run(dout[0], false, right.get(), true, slot.tensor, slot.accumulate, m, k, n);
         }
         if (sink.wants(1)) {
           const auto slot = sink.slot(1);
-          run(a, true, dout[0], false, slot.tensor, slot.accumulate, k, n, m);
+          run(left.get(), true, dout[0], false, slot.tensor, slot.accumulate, k, n, m);
         }
       },
       autograd::Reads::inputs);
@@ -164,6 +166,7 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
 }
 
 Tensor linear(const Tensor& input, const Tensor& weight, const Tensor& bias, WeightLayout layout) {
+  ops::require_floating("linear", input, weight);
   const Tensor x = cast(input, weight.dtype());
   const LinearShape s = linear_shape("linear", x, weight, bias, layout);
   Tensor out;
@@ -173,12 +176,13 @@ Tensor linear(const Tensor& input, const Tensor& weight, const Tensor& bias, Wei
   });
   // Only the weight's gradient needs x.
   const autograd::SavedTensor saved(weight.requires_grad() ? x : Tensor{});
+  const autograd::SavedValue saved_weight(weight);
   autograd::record(
       Op::linear, {x, weight, bias}, {out},
       [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
         if (sink.wants(1)) weight_gradient(s, saved.get(), dout[0], sink.wide_slot(1));
         if (sink.wants(2)) bias_gradient(s, dout[0], sink.slot(2));
-        if (sink.wants(0)) input_gradient(s, dout[0], weight, sink.slot(0));
+        if (sink.wants(0)) input_gradient(s, dout[0], saved_weight.get(), sink.slot(0));
       },
       autograd::Reads::inputs);
   return out;
@@ -186,33 +190,40 @@ Tensor linear(const Tensor& input, const Tensor& weight, const Tensor& bias, Wei
 
 Tensor bias_gelu_linear(const Tensor& x, const Tensor& bias_in, const Tensor& weight,
                         const Tensor& bias, WeightLayout layout, bool exact) {
+  ops::require_floating("bias_gelu_linear", x, weight);
   const LinearShape s = linear_shape("bias_gelu_linear", x, weight, bias, layout);
   TESSERA_REQUIRE(x.dtype() == s.dtype, "bias_gelu_linear: x of {} and weight of {}",
                   name_of(x.dtype()), name_of(s.dtype));
   ops::require_same_device("bias_gelu_linear", x, bias_in);
-  const auto bias_data = [bias_in] { return bias_in.defined() ? bias_in.data() : nullptr; };
+  const auto bias_data = [](const Tensor& tensor) {
+    return tensor.defined() ? tensor.data() : nullptr;
+  };
   Tensor out = Tensor::empty(with_last(x.shape(), s.out), s.dtype, x.device());
   if (autograd::value_is_needed()) {
     const Tensor activated = Tensor::empty(x.shape(), s.dtype, x.device());
     TESSERA_LAUNCH(x.device(), bias_gelu,
-                   {x.data(), bias_data(), activated.raw_data(), s.rows, s.in, exact, s.dtype});
+                   {x.data(), bias_data(bias_in), activated.raw_data(), s.rows, s.in, exact, s.dtype});
     product(s, activated, weight, bias, out);
   }
   autograd::record(
       Op::bias_gelu_linear, {x, bias_in, weight, bias}, {out},
-      [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+      [s, exact, bias_data, saved = autograd::SavedValue(x),
+       saved_bias = autograd::SavedValue(bias_in), saved_weight = autograd::SavedValue(weight)](
+          std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        const Tensor& in = saved.get();
         if (sink.wants(3)) bias_gradient(s, dout[0], sink.slot(3));
-        Tensor dh = Tensor::empty(x.shape(), s.dtype, x.device());
-        input_gradient(s, dout[0], weight, {dh, false});
+        Tensor dh = Tensor::empty(in.shape(), s.dtype, in.device());
+        input_gradient(s, dout[0], saved_weight.get(), {dh, false});
         // The activation is computed again, over the pre-activation when nobody else
         // needs that.
         Tensor h;
         if (sink.wants(2)) {
-          h = autograd::sole_owner(x) ? x : Tensor::empty(x.shape(), s.dtype, x.device());
+          const bool in_place = autograd::sole_owner(in) && !autograd::keeps_graph();
+          h = in_place ? in : Tensor::empty(in.shape(), s.dtype, in.device());
         }
-        TESSERA_LAUNCH(x.device(), bias_gelu_backward,
-                       {dh.data(), x.data(), bias_data(), dh.data(), h ? h.data() : nullptr, s.rows,
-                        s.in, exact, s.dtype});
+        TESSERA_LAUNCH(in.device(), bias_gelu_backward,
+                       {dh.data(), in.data(), bias_data(saved_bias.get()), dh.data(),
+                        h ? h.data() : nullptr, s.rows, s.in, exact, s.dtype});
         if (sink.wants(2)) weight_gradient(s, h, dout[0], sink.wide_slot(2));
         if (sink.wants(1)) {
           const auto [db, accumulate] = sink.slot(1);
@@ -227,6 +238,7 @@ Tensor bias_gelu_linear(const Tensor& x, const Tensor& bias_in, const Tensor& we
 
 Tensor swiglu_linear(const Tensor& gate, const Tensor& up, const Tensor& weight,
                      WeightLayout layout) {
+  ops::require_floating("swiglu_linear", gate, up, weight);
   const LinearShape s = linear_shape("swiglu_linear", gate, weight, {}, layout);
   TESSERA_REQUIRE(gate.shape() == up.shape() && gate.dtype() == s.dtype && up.dtype() == s.dtype,
                   "swiglu_linear: gate {} {}, up {} {}, weight {}", name_of(gate.dtype()),
@@ -243,14 +255,18 @@ Tensor swiglu_linear(const Tensor& gate, const Tensor& up, const Tensor& weight,
   }
   autograd::record(
       Op::swiglu_linear, {gate, up, weight}, {out},
-      [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-        Tensor dh = Tensor::empty(gate.shape(), s.dtype, gate.device());
-        input_gradient(s, dout[0], weight, {dh, false});
-        Tensor dgate = Tensor::empty(gate.shape(), s.dtype, gate.device());
-        Tensor dup = Tensor::empty(gate.shape(), s.dtype, gate.device());
-        Tensor h = sink.wants(2) ? Tensor::empty(gate.shape(), s.dtype, gate.device()) : Tensor{};
-        TESSERA_LAUNCH(gate.device(), swiglu_backward,
-                       {dh.data(), gate.data(), up.data(), dgate.data(), dup.data(),
+      [s, saved_gate = autograd::SavedValue(gate), saved_up = autograd::SavedValue(up),
+       saved_weight = autograd::SavedValue(weight)](std::vector<Tensor>& dout,
+                                                    autograd::GradientSink& sink) {
+        const Tensor& g = saved_gate.get();
+        const auto like_gate = [&] { return Tensor::empty(g.shape(), s.dtype, g.device()); };
+        Tensor dh = like_gate();
+        input_gradient(s, dout[0], saved_weight.get(), {dh, false});
+        Tensor dgate = like_gate();
+        Tensor dup = like_gate();
+        Tensor h = sink.wants(2) ? like_gate() : Tensor{};
+        TESSERA_LAUNCH(g.device(), swiglu_backward,
+                       {dh.data(), g.data(), saved_up.get().data(), dgate.data(), dup.data(),
                         h ? h.data() : nullptr, s.rows, s.in, s.in, s.in, s.dtype});
         if (sink.wants(2)) weight_gradient(s, h, dout[0], sink.wide_slot(2));
         sink.add(0, dgate);

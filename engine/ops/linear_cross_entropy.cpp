@@ -203,12 +203,15 @@ struct TileGradient {
 
 struct SavedHead {
   autograd::SavedTensor x;
-  Tensor weight, targets, log_sum_exp, inverse_count;
+  autograd::SavedValue weight, targets;
+  Tensor log_sum_exp, inverse_count;
 };
 
 void gradients(const Head& h, const SavedHead& saved, const Tensor& dloss,
                autograd::GradientSink& sink) {
   const Tensor x = saved.x.get();
+  const Tensor& weight = saved.weight.get();
+  const Tensor& targets = saved.targets.get();
   GradientSums dx, dweight;
   if (sink.wants(0)) dx = {sink.slot(0), h.one_block_of_columns(), {h.rows, h.in}, h};
   if (sink.wants(1)) {
@@ -220,11 +223,11 @@ void gradients(const Head& h, const SavedHead& saved, const Tensor& dloss,
   for (std::int64_t column = 0; column < h.vocabulary; column += block_columns) {
     for_chunks(h.rows, h.chunk, [&](std::int64_t row, std::int64_t rows) {
       const TileGradient tile{h, dlogits, row, rows, column};
-      logits_of_tile(h, x, saved.weight, row, rows, column, logits);
+      logits_of_tile(h, x, weight, row, rows, column, logits);
       TESSERA_LAUNCH(h.device, cross_entropy_backward,
                      {.logits = logits.raw_data(),
-                      .targets = Head::at(saved.targets, row, 1),
-                      .target_dtype = saved.targets.dtype(),
+                      .targets = Head::at(targets, row, 1),
+                      .target_dtype = targets.dtype(),
                       .log_sum_exp = Head::at(saved.log_sum_exp, row, 1),
                       .dloss = dloss.data(),
                       .inverse_count = saved.inverse_count.data_as<double>(),
@@ -237,7 +240,7 @@ void gradients(const Head& h, const SavedHead& saved, const Tensor& dloss,
                       .first = column,
                       .columns = tile.columns(),
                       .out_dtype = h.dtype});
-      tile.to_x(saved.weight, dx);
+      tile.to_x(weight, dx);
       tile.to_weight(x, dweight);
     });
     dweight.finish(column, h.columns(column), h.in);
@@ -281,6 +284,8 @@ Head describe(const Tensor& x, const Tensor& weight, const Tensor& targets,
 
 Tensor linear_cross_entropy(const Tensor& input, const Tensor& weight, const Tensor& targets,
                             const LinearCrossEntropyOptions& options) {
+  ops::require_defined("linear_cross_entropy", input, weight, targets);
+  ops::require_floating("linear_cross_entropy", input, weight);
   const Tensor x = cast(input, weight.dtype());
   const Head h = describe(x, weight, targets, options);
   const RowStatistics rows = losses_of_rows(h, x, weight, targets);
@@ -289,12 +294,13 @@ Tensor linear_cross_entropy(const Tensor& input, const Tensor& weight, const Ten
   TESSERA_LAUNCH(h.device, mean_loss,
                  {rows.loss.data(), targets.data(), targets.dtype(), loss.data(),
                   inverse_count.data_as<double>(), h.rows, h.ignore, h.wide});
-  autograd::record(Op::linear_cross_entropy, {x, weight}, {loss},
-                   [h, saved = SavedHead{autograd::SavedTensor(x), weight, targets,
-                                         rows.log_sum_exp, inverse_count}](
-                       std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-                     gradients(h, saved, dout[0], sink);
-                   });
+  autograd::record(
+      Op::linear_cross_entropy, {x, weight}, {loss},
+      [h, saved = SavedHead{autograd::SavedTensor(x), autograd::SavedValue(weight),
+                            autograd::SavedValue(targets), rows.log_sum_exp, inverse_count}](
+          std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        gradients(h, saved, dout[0], sink);
+      });
   return loss;
 }
 

@@ -17,10 +17,13 @@ void check_ids(const char* op, const Tensor& ids) {
 }  // namespace
 
 Tensor embedding(const Tensor& ids, const Tensor& table) {
+  ops::require_defined("embedding", ids, table);
   check_ids("embedding", ids);
   TESSERA_REQUIRE(table.dimensions() == 2 && ids.dimensions() < Shape::max_dimensions,
                   "embedding: table of shape {}, ids of shape {}", table.shape().to_string(),
                   ids.shape().to_string());
+  TESSERA_REQUIRE(is_floating(table.dtype()), "embedding: a table of {}; a floating dtype wanted",
+                  name_of(table.dtype()));
   ops::require_same_device("embedding", ids, table);
   const std::int64_t entries = table.size(0);
   const std::int64_t dim = table.size(1);
@@ -31,18 +34,21 @@ Tensor embedding(const Tensor& ids, const Tensor& table) {
                  {ids.data(), ids.dtype(), table.data(), out.data(), ids.elements(), entries, dim,
                   table.dtype()});
   autograd::record(Op::embedding, {table}, {out},
-                   [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+                   [saved = autograd::SavedValue(ids), entries, dim](std::vector<Tensor>& dout,
+                                                                     autograd::GradientSink& sink) {
+                     const Tensor& at = saved.get();
                      const auto [dtable, accumulate] = sink.wide_slot(0);
                      // The rows, not the table, take the dtype of the other.
                      const Tensor rows = cast(dout[0], dtable.dtype());
                      TESSERA_LAUNCH(dtable.device(), embedding_backward,
-                                    {ids.data(), ids.dtype(), rows.data(), dtable.raw_data(),
-                                     ids.elements(), entries, dim, dtable.dtype(), accumulate});
+                                    {at.data(), at.dtype(), rows.data(), dtable.raw_data(),
+                                     at.elements(), entries, dim, dtable.dtype(), accumulate});
                    });
   return out;
 }
 
 Tensor dropout(const Tensor& x, double p) {
+  ops::require_floating("dropout", x);
   TESSERA_REQUIRE(p >= 0 && p < 1, "dropout: probability {} is not in [0, 1)", p);
   if (p == 0) return x;
   TESSERA_REQUIRE(x.dimensions() > 0, "dropout of a scalar");
@@ -68,6 +74,8 @@ Tensor dropout(const Tensor& x, double p) {
 }
 
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, std::int64_t ignore) {
+  ops::require_defined("cross_entropy", logits, targets);
+  ops::require_floating("cross_entropy", logits);
   check_ids("cross_entropy", targets);
   TESSERA_REQUIRE(logits.dimensions() > 0 && logits.size(-1) > 0 &&
                       targets.elements() == logits.elements() / logits.size(-1),
@@ -91,14 +99,17 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, std::int64_t i
   autograd::record(
       Op::cross_entropy, {logits}, {loss},
       // The logits are overwritten by their gradient when nobody else holds them.
-      [saved = logits.detach(), weak = std::weak_ptr(logits.impl()), targets, log_sum_exp,
-       inverse_count, rows, vocabulary,
+      [saved_logits = autograd::SavedValue(logits.detach()), weak = std::weak_ptr(logits.impl()),
+       saved_targets = autograd::SavedValue(targets), log_sum_exp, inverse_count, rows, vocabulary,
        ignore](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-        const bool in_place = weak.expired() && saved.storage().use_count() == 1;
+        const Tensor& saved = saved_logits.get();
+        const Tensor& wanted = saved_targets.get();
+        const bool in_place =
+            weak.expired() && saved.storage().use_count() == 1 && !autograd::keeps_graph();
         Tensor dlogits =
             in_place ? saved : Tensor::empty(saved.shape(), saved.dtype(), saved.device());
         TESSERA_LAUNCH(saved.device(), cross_entropy_backward,
-                       {saved.data(), targets.data(), targets.dtype(), log_sum_exp.data(),
+                       {saved.data(), wanted.data(), wanted.dtype(), log_sum_exp.data(),
                         dout[0].data(), inverse_count.data_as<double>(), dlogits.data(), rows,
                         vocabulary, vocabulary, ignore, saved.dtype()});
         sink.add(0, dlogits);

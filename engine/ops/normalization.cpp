@@ -20,17 +20,19 @@ struct Norm {
 
 // What a norm needs to compute its output again.
 struct NormAgain {
-  Tensor input, gamma, beta, mean, rstd;
+  autograd::SavedValue input, gamma, beta;
+  Tensor mean, rstd;
   double eps;
   bool rms;
 
   [[nodiscard]] Tensor operator()() const {
-    Tensor out = Tensor::empty(input.shape(), input.dtype(), input.device());
+    const Tensor& x = input.get();
+    Tensor out = Tensor::empty(x.shape(), x.dtype(), x.device());
     // The statistics are written over with the same values.
-    TESSERA_LAUNCH(input.device(), norm_forward,
-                   {input.data(), nullptr, address(gamma), address(beta), nullptr, out.data(),
-                    address(mean), rstd.raw_data(), rstd.elements(), input.size(-1),
-                    static_cast<float>(eps), rms, input.dtype()});
+    TESSERA_LAUNCH(x.device(), norm_forward,
+                   {x.data(), nullptr, address(gamma.get()), address(beta.get()), nullptr,
+                    out.data(), address(mean), rstd.raw_data(), rstd.elements(), x.size(-1),
+                    static_cast<float>(eps), rms, x.dtype()});
     return out;
   }
 };
@@ -44,8 +46,8 @@ void offer_recompute(const Tensor& out, NormAgain norm) {
   if (const auto& call = current_module_call()) {
     call->before_leaving.emplace_back([again, output = std::weak_ptr(out.impl())] {
       if (output.expired()) return;
-      for (Tensor* parameter : {&again->gamma, &again->beta}) {
-        if (parameter->defined()) *parameter = parameter->clone();
+      for (autograd::SavedValue* parameter : {&again->gamma, &again->beta}) {
+        if (parameter->get().defined()) *parameter = autograd::SavedValue(parameter->get().clone());
       }
     });
   }
@@ -55,7 +57,9 @@ void offer_recompute(const Tensor& out, NormAgain norm) {
 
 Norm norm(const Tensor& x, const Tensor& residual, const Tensor& gamma, const Tensor& beta,
           double eps, bool rms) {
-  const char* name = rms ? "rms_norm" : "layer_norm";
+  const char* name = rms ? (residual.defined() ? "add_rms_norm" : "rms_norm")
+                         : (residual.defined() ? "add_layer_norm" : "layer_norm");
+  ops::require_floating(name, x);
   TESSERA_REQUIRE(x.dimensions() > 0, "{} of a scalar", name);
   const std::int64_t dim = x.size(-1);
   const std::int64_t rows = dim == 0 ? 0 : x.elements() / dim;
@@ -83,24 +87,29 @@ Norm norm(const Tensor& x, const Tensor& residual, const Tensor& gamma, const Te
   // The saved input is the rounded sum where there is one. detach(): the node must not own its own
   // output.
   const Tensor input = residual.defined() ? result.sum.detach() : x;
-  const auto backward = [=](const Tensor& dsum, const Tensor& dout, autograd::GradientSink& sink,
+  const auto backward = [device, mean, rstd, rows, dim, rms, saved = autograd::SavedValue(input),
+                         saved_gamma = autograd::SavedValue(gamma)](
+                            const Tensor& dsum, const Tensor& dout, autograd::GradientSink& sink,
                             int gamma_input) {
-    Tensor dx = Tensor::empty(input.shape(), input.dtype(), device);
+    const Tensor& in = saved.get();
+    Tensor dx = Tensor::empty(in.shape(), in.dtype(), device);
     autograd::GradientSink::Slot dgamma;
     autograd::GradientSink::Slot dbeta;
     if (sink.wants(gamma_input)) dgamma = sink.slot(gamma_input);
     if (!rms && sink.wants(gamma_input + 1)) dbeta = sink.slot(gamma_input + 1);
-    TESSERA_LAUNCH(device, norm_backward,
-                   {dout.data(), address(dsum), input.data(), address(gamma), address(mean),
-                    rstd.data(), dx.data(), address(dgamma.tensor), address(dbeta.tensor),
-                    dgamma.accumulate, dbeta.accumulate, rows, dim, rms, input.dtype()});
+    TESSERA_LAUNCH(
+        device, norm_backward,
+        {dout.data(), address(dsum), in.data(), address(saved_gamma.get()), address(mean),
+         rstd.data(), dx.data(), address(dgamma.tensor), address(dbeta.tensor), dgamma.accumulate,
+         dbeta.accumulate, rows, dim, rms, in.dtype()});
     return dx;
   };
   if (autograd::needs_graph({x, residual, gamma, beta})) {
-    offer_recompute(result.out, {input.detach(), gamma, beta, mean, rstd, eps, rms});
+    offer_recompute(result.out, {autograd::SavedValue(input.detach()), autograd::SavedValue(gamma),
+                                 autograd::SavedValue(beta), mean, rstd, eps, rms});
   }
   if (residual.defined()) {
-    autograd::record(Op::add_norm, {x, residual, gamma, beta}, {result.sum, result.out},
+    autograd::record({Op::add_norm, name}, {x, residual, gamma, beta}, {result.sum, result.out},
                      [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
                        // Only the sum was used: its gradient passes through.
                        const Tensor dx =
@@ -109,7 +118,7 @@ Norm norm(const Tensor& x, const Tensor& residual, const Tensor& gamma, const Te
                        sink.add(1, dx);
                      });
   } else {
-    autograd::record(Op::norm, {x, gamma, beta}, {result.out},
+    autograd::record({Op::norm, name}, {x, gamma, beta}, {result.out},
                      [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
                        sink.add(0, backward({}, dout[0], sink, 1));
                      });
@@ -129,12 +138,14 @@ Tensor rms_norm(const Tensor& x, const Tensor& gamma, double eps) {
 
 std::pair<Tensor, Tensor> add_layer_norm(const Tensor& x, const Tensor& residual,
                                          const Tensor& gamma, const Tensor& beta, double eps) {
+  ops::require_floating("add_layer_norm", x, residual);
   Norm result = norm(x, residual, gamma, beta, eps, false);
   return {result.sum, result.out};
 }
 
 std::pair<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& gamma,
                                        double eps) {
+  ops::require_floating("add_rms_norm", x, residual);
   Norm result = norm(x, residual, gamma, {}, eps, true);
   return {result.sum, result.out};
 }

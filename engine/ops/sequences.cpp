@@ -17,8 +17,11 @@ DType statistics_of(DType dtype) {
 }
 
 void check_sequences(const char* op, const Tensor& x, const Sequences& sequences) {
-  TESSERA_REQUIRE(x.dimensions() == 2 && is_floating(x.dtype()),
-                  "{}: x of {} {}; floating [rows, elements] wanted", op, name_of(x.dtype()),
+  ops::require_floating(op, x);
+  TESSERA_REQUIRE(
+      sequences.starts.defined() && sequences.lengths.defined() && sequences.slots.defined(),
+      "{}: starts, lengths or slots of the sequences is an undefined tensor", op);
+  TESSERA_REQUIRE(x.dimensions() == 2, "{}: x of shape {}; [rows, elements] wanted", op,
                   x.shape().to_string());
   ops::require_same_device(op, x, sequences.starts, sequences.lengths, sequences.slots);
   const std::int64_t count = sequences.count();
@@ -50,6 +53,7 @@ struct Attention {
 Attention describe(const Tensor& q, const Tensor& k, const Tensor& v, const Sequences& sequences,
                    const SequenceAttentionOptions& options) {
   constexpr const char* op = "sequence_attention";
+  ops::require_floating(op, q, k, v);
   check_sequences(op, q, sequences);
   TESSERA_REQUIRE(q.shape() == k.shape() && q.shape() == v.shape() && q.dtype() == k.dtype() &&
                       q.dtype() == v.dtype() && options.heads > 0 && q.size(1) % options.heads == 0,
@@ -98,9 +102,13 @@ Tensor sequence_attention(const Tensor& q, const Tensor& k, const Tensor& v,
     TESSERA_LAUNCH(device, sequence_attention_forward,
                    {attention.now(), q.data(), k.data(), v.data(), out.data(), log_sum_exp.data()});
   });
+  const std::vector<autograd::SavedValue> inputs{autograd::SavedValue(q), autograd::SavedValue(k),
+                                                 autograd::SavedValue(v),
+                                                 autograd::SavedValue(options.relative_bias)};
   autograd::record(Op::sequence_attention, {q, k, v, options.relative_bias}, {out},
-                   [attention, saved = out.detach(), log_sum_exp](std::vector<Tensor>& dout,
-                                                                  autograd::GradientSink& sink) {
+                   [attention, inputs, saved = out.detach(), log_sum_exp](
+                       std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+                     for (const autograd::SavedValue& input : inputs) (void)input.get();
                      const auto like = [](const Tensor& t) {
                        return Tensor::empty(t.shape(), t.dtype(), t.device());
                      };
@@ -120,7 +128,8 @@ Tensor sequence_attention(const Tensor& q, const Tensor& k, const Tensor& v,
 }
 
 Tensor sequence_dropout(const Tensor& x, double p, const Sequences& sequences) {
-  TESSERA_REQUIRE(p >= 0 && p < 1, "dropout: probability {} is not in [0, 1)", p);
+  ops::require_floating("sequence_dropout", x);
+  TESSERA_REQUIRE(p >= 0 && p < 1, "sequence_dropout: probability {} is not in [0, 1)", p);
   if (p == 0) return x;
   check_sequences("sequence_dropout", x, sequences);
   const std::int64_t first =
@@ -185,6 +194,7 @@ Tensor pool_sequences(const Tensor& x, const Sequences& sequences,
 }
 
 Tensor normalize_rows(const Tensor& x, double eps) {
+  ops::require_floating("normalize_rows", x);
   TESSERA_REQUIRE(x.dimensions() > 0 && eps > 0, "normalize_rows: x of shape {}, eps {}",
                   x.shape().to_string(), eps);
   const std::int64_t dim = x.size(-1);
@@ -195,10 +205,13 @@ Tensor normalize_rows(const Tensor& x, double eps) {
   TESSERA_LAUNCH(x.device(), normalize_rows,
                  {x.data(), out.data(), norms.raw_data(), rows, dim, eps, dtype});
   autograd::record(
-      Op::normalize_rows, {x}, {out}, [=](std::vector<Tensor>& dout, autograd::GradientSink& sink) {
-        Tensor dx = Tensor::empty(x.shape(), dtype, x.device());
-        TESSERA_LAUNCH(x.device(), normalize_rows_backward,
-                       {dout[0].data(), x.data(), norms.data(), dx.data(), rows, dim, eps, dtype});
+      Op::normalize_rows, {x}, {out},
+      [norms, rows, dim, eps, dtype, saved = autograd::SavedValue(x)](
+          std::vector<Tensor>& dout, autograd::GradientSink& sink) {
+        const Tensor& in = saved.get();
+        Tensor dx = Tensor::empty(in.shape(), dtype, in.device());
+        TESSERA_LAUNCH(in.device(), normalize_rows_backward,
+                       {dout[0].data(), in.data(), norms.data(), dx.data(), rows, dim, eps, dtype});
         sink.add(0, dx);
       });
   return out;

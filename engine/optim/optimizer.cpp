@@ -123,6 +123,7 @@ bool Optimizer::begin_step(std::size_t segment) {
     if (!data->requires_grad || !data->grad_ready) continue;
     if (!any) data->storage->will_write();
     any = true;
+    parameters_[i].tensor.count_write();
     ++steps_[i];
   }
   return any;

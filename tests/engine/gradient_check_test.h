@@ -87,6 +87,13 @@ TEST_F(GradientCheck, Affine) {
   check_gradients([&] { return weighted_sum(affine(x, -2.5, 0.75) + (x * 3.0 + 1.0)); }, {x});
 }
 
+TEST_F(GradientCheck, OperatorsWithNumbers) {
+  const Tensor x = leaf({4, 3}, 8, 0.5, 1.5);
+  check_gradients([&] { return weighted_sum(-x + (1.5 + x) * 2.0); }, {x});
+  check_gradients([&] { return weighted_sum((x - 0.5) * (2.0 - x) / 3.0); }, {x});
+  check_gradients([&] { return weighted_sum(2.0 * (1.0 / x) - 1.0); }, {x});
+}
+
 TEST_F(GradientCheck, UnaryFunctions) {
   for (const UnaryOp op :
        {UnaryOp::negate, UnaryOp::relu, UnaryOp::gelu_erf, UnaryOp::gelu_tanh, UnaryOp::silu,
@@ -116,6 +123,16 @@ TEST_F(GradientCheck, Reshape) {
         return weighted_sum(reshape(x, {3, 4}) * y + reshape(x, {3, 4}));
       },
       {x, y});
+}
+
+TEST_F(GradientCheck, ReshapeWithOneSizeFound) {
+  const Tensor x = leaf({2, 6}, 12);
+  const Tensor y = leaf({4}, 13);
+  const auto function = [&] {
+    const Tensor rows = reshape(x, {-1, 4});
+    return weighted_sum(rows * y) + weighted_sum(square(reshape(rows, {-1})));
+  };
+  check_gradients(function, {x, y});
 }
 
 TEST_F(GradientCheck, Concatenate) {
