@@ -145,20 +145,20 @@ class Tensor {
   // seen; sharding throws a logic_error where it finds such a copy in use. A const handle, or one
   // that is a temporary, gives a pointer for reading, which says nothing to anybody.
   [[nodiscard]] const std::byte* data() const& {
-    if (data_->storage->pending_factor() != 1.0f) [[unlikely]]
+    if (storage()->pending_factor() != 1.0f) [[unlikely]]
       multiply_pending_factor();
-    return data_->storage->data() + data_->offset;
+    return raw_data();
   }
   [[nodiscard]] std::byte* data() & {
-    if (data_->storage->is_watched()) [[unlikely]]
-      data_->storage->will_write(Storage::Write::by_pointer);
-    if (data_->storage->pending_factor() != 1.0f) [[unlikely]]
+    if (storage()->is_watched()) [[unlikely]]
+      storage()->will_write(Storage::Write::by_pointer);
+    if (storage()->pending_factor() != 1.0f) [[unlikely]]
       multiply_pending_factor();
-    return data_->storage->data() + data_->offset;
+    return raw_data();
   }
   // For the library's own kernels and copies, which tell holders of copies themselves: the address,
   // for reading and for writing.
-  [[nodiscard]] std::byte* raw_data() const { return data_->storage->data() + data_->offset; }
+  [[nodiscard]] std::byte* raw_data() const { return storage()->data() + data_.in().offset; }
   // data() as T, which must be the tensor's dtype.
   template <class T>
   [[nodiscard]] const T* data_as() const&;

@@ -217,6 +217,12 @@ void Unit::write_part(std::size_t segment_index, const std::byte* in, std::int64
   }
 }
 
+void Unit::note_change(bool trainable) const {
+  for (std::size_t i = 0; i < views_.size(); ++i) {
+    if (layout_.slots()[i].spec.trainable == trainable) views_[i].count_write();
+  }
+}
+
 void Unit::create_gradient_views(DType dtype) {
   gradient_dtype_ = dtype;
   gradients_ = Storage::lent(
