@@ -272,10 +272,10 @@ Command describe_launch() {
       .arguments = std::move(arguments),
       .run = [command](const std::vector<std::string>& program) { return command->run(program); },
       .footer =
-          "The program and its arguments follow, behind -- or without it. On several hosts run the "
-          "same command on each, with its own --node-rank, --master-addr that names host 0, and "
-          "one "
-          "key (docs/several-hosts.md)."};
+          "The program and its arguments follow, behind -- or without it. On several hosts the "
+          "same "
+          "command runs on each: --node-rank differs, --master-addr names host 0 for all, and all "
+          "have one key (docs/several-hosts.md)."};
 }
 
 }  // namespace tessera::cli

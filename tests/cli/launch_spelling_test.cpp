@@ -263,8 +263,9 @@ TEST(LaunchSpelling, TesseraThatIsNotOnPathIsThisProgram) {
   const std::map<std::string, std::string> bare = {{"PATH", "/usr/bin:/bin"}};
   Program itself({"launch", "--nproc-per-node", "2", "--", "tessera", "version"}, bare);
   EXPECT_EQ(itself.wait(), 0) << itself.err();
-  EXPECT_EQ(itself.out().substr(0, 8), "tessera ");
-  EXPECT_EQ(std::count(itself.out().begin(), itself.out().end(), '\n'), 2);
+  const std::string versions = itself.out();
+  EXPECT_EQ(versions.substr(0, 8), "tessera ");
+  EXPECT_EQ(std::count(versions.begin(), versions.end(), '\n'), 2) << versions;
   // One that is there goes first.
   const TemporaryFolder folder;
   std::ofstream(folder / "tessera") << "#!/bin/sh\necho another\n";
