@@ -328,14 +328,5 @@ void run(const std::vector<std::string>& words) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    run({argv + 1, argv + argc});
-    return 0;
-  } catch (const ts::Error& error) {  // bad input, a bad environment, a rank that failed
-    std::fprintf(stderr, "error: %s\n", error.what());
-    return static_cast<int>(error.code());
-  } catch (const std::exception& error) {  // misuse of the library
-    std::fprintf(stderr, "internal error: %s\n", error.what());
-    return 1;
-  }
+  return ts::run([&] { run({argv + 1, argv + argc}); });
 }

@@ -125,10 +125,12 @@ void Runtime::write_unsharded(const std::function<void()>& write) {
     }
   }
   std::vector<std::pair<Tensor, Tensor>> written;  // a rank's part, and what it is now
+  const comm::Tag tag{pass_, 0, comm::Phase::other};
   try {
+    world_->barrier(tag);  // another rank may write into the one copy
     writing_ = true;
     write();
-    world_->barrier({pass_, 0, comm::Phase::other});
+    world_->barrier(tag);
     for (std::size_t p = 0; p < parts.size(); ++p) {
       const auto [unit, i] = parts[p];
       const Tensor local = unit->local_parameters()[i].tensor;

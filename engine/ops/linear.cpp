@@ -201,8 +201,9 @@ Tensor bias_gelu_linear(const Tensor& x, const Tensor& bias_in, const Tensor& we
   Tensor out = Tensor::empty(with_last(x.shape(), s.out), s.dtype, x.device());
   if (autograd::value_is_needed()) {
     const Tensor activated = Tensor::empty(x.shape(), s.dtype, x.device());
-    TESSERA_LAUNCH(x.device(), bias_gelu,
-                   {x.data(), bias_data(bias_in), activated.raw_data(), s.rows, s.in, exact, s.dtype});
+    TESSERA_LAUNCH(
+        x.device(), bias_gelu,
+        {x.data(), bias_data(bias_in), activated.raw_data(), s.rows, s.in, exact, s.dtype});
     product(s, activated, weight, bias, out);
   }
   autograd::record(

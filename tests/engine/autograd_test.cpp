@@ -331,13 +331,13 @@ TEST(Autograd, GradientsAreRightWhenAParametersMemoryMovedMeanwhile) {
   const auto storage = Storage::lent(weight.bytes(), Device::cpu(), "the layer");
   Tensor moving = Tensor::view_of(storage, 0, {3, 4}, float64).set_requires_grad(true);
   EXPECT_THROW((void)moving.data(), std::logic_error);
-  const Tensor first = weight.clone();
+  Tensor first = weight.clone();
   storage->attach(first.data());
   const Tensor y = leaf({2, 4}, 2);
   const Tensor loss = testing::weighted_sum(linear(y, reshape(moving, {3, 4})));
   storage->detach();
   for (double& value : std::span(first.data_as<double>(), 12)) value = -1e30;
-  const Tensor second = weight.clone();
+  Tensor second = weight.clone();
   storage->attach(second.data());
   loss.backward();
   storage->detach();

@@ -183,8 +183,9 @@ TEST(Optimizer, MultipliesInTheFactorThatClippingLeft) {
   for (const auto& parameter : scaled.parameters)
     parameter.tensor.impl()->grad->storage->set_pending_factor(0.25f);
   for (const auto& parameter : plain.parameters) {
-    double* gradient = parameter.tensor.grad().data_as<double>();
-    for (std::int64_t i = 0; i < parameter.tensor.elements(); ++i) gradient[i] *= 0.25;
+    Tensor gradient = parameter.tensor.grad();
+    auto* const values = gradient.data_as<double>();
+    for (std::int64_t i = 0; i < gradient.elements(); ++i) values[i] *= 0.25;
   }
   one.step();
   other.step();

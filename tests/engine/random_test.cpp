@@ -154,7 +154,7 @@ TEST(Random, AShardOfAParameterIsInitialisedAsThePartOfTheWhole) {
       const Numbers numbers = whole.to_vector();
       ASSERT_NE(whole.impl()->initializer, nullptr);
       for (const auto& [first, count] : {std::pair{0, 77}, {1, 5}, {30, 33}, {76, 1}, {5, 0}}) {
-        const Tensor shard = Tensor::empty({count}, dtype);
+        Tensor shard = Tensor::empty({count}, dtype);
         whole.impl()->initializer->fill(shard.data(), dtype, first, count);
         EXPECT_EQ(shard.to_vector(),
                   Numbers(numbers.begin() + first, numbers.begin() + first + count))
@@ -183,7 +183,7 @@ TEST(Random, AParameterOnMetaDrawsTheSameWhenItIsMaterialised) {
   manual_seed(8);
   const DeviceGuard meta(Device::meta());
   const Tensor deferred = nn::make_parameter({64}, nn::normal(0, 1));
-  const Tensor filled = Tensor::empty({64}, float32, Device::cpu());
+  Tensor filled = Tensor::empty({64}, float32, Device::cpu());
   deferred.impl()->initializer->fill(filled.data(), float32, 0, 64);
   EXPECT_EQ(filled.to_vector(), real.to_vector());
 }

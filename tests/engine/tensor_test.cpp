@@ -66,7 +66,7 @@ TEST(Tensor, GoesToAnotherDevice) {
 
 TEST(Tensor, ViewsShareMemory) {
   const Tensor x = Tensor::from(std::vector<float>{1, 2, 3, 4, 5, 6}, {2, 3});
-  const Tensor tail = Tensor::view_of(x.storage(), 4 * sizeof(float), {2}, float32);
+  Tensor tail = Tensor::view_of(x.storage(), 4 * sizeof(float), {2}, float32);
   EXPECT_EQ(tail.to_vector(), (Numbers{5, 6}));
   tail.data_as<float>()[0] = 50;
   EXPECT_EQ(reshape(x, {3, 2}).to_vector()[4], 50);
@@ -117,7 +117,7 @@ TEST(Storage, AsksForMissingMemoryAndTellsOfWrites) {
   int written = 0;
   storage->set_on_missing([&] {
     ++asked;
-    storage->attach(source.data());
+    storage->attach(source.raw_data());
   });
   storage->set_on_write([&](Storage::Write) { ++written; });
   Tensor x = Tensor::view_of(storage, 0, {2}, float32);

@@ -192,9 +192,11 @@ TEST(ByHand, MisuseIsNamed) {
     };
     const Tensor loss = net.forward(Tensor::full({2, 4}, 1.0));
     EXPECT_EQ(in_unit,
-              "reshard of unit calling in the middle of its forward: its parameters are in use");
+              "reshard of unit calling in the middle of its forward: its parameters are in use (in "
+              "calling, of class Calling)");
     EXPECT_EQ(in_root,
-              "reshard of the root unit in the middle of a forward: its parameters are in use");
+              "reshard of the root unit in the middle of a forward: its parameters are in use (in "
+              "calling, of class Calling)");
     loss.backward();
     {
       const auto scope = model.unsharded();
