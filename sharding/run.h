@@ -24,6 +24,7 @@ int run_main(const std::function<int()>& program, std::string_view before_logic_
 // signal 6". The library itself installs no handler for that, and none for signals: both are the
 // program's.
 template <class Program>
+requires std::is_invocable_v<Program&>
 [[nodiscard]] int run(Program&& program) {
   if constexpr (std::is_void_v<std::invoke_result_t<Program&>>) {
     return detail::run_main([&program] {

@@ -96,7 +96,7 @@ inline std::vector<checkpoint::TensorToWrite> load_encoder(const std::string& fo
     tensors.push_back({parameter.name,
                        float32,
                        {sizes.begin(), sizes.end()},
-                       {{0, parameter.tensor.elements(), parameter.tensor.data()}}});
+                       {{0, parameter.tensor.elements(), parameter.tensor.raw_data()}}});
   }
   models::load_sentence_encoder(folder, model, tensors);
   return tensors_of(model);

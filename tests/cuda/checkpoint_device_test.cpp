@@ -157,7 +157,7 @@ TEST(StagingDevice, MovesInSlices) {
     EXPECT_TRUE(stored(device, in_file) == bytes);
     std::vector<std::vector<double>> loaded;
     for (const Device place : {Device::cpu(), Device::cuda()}) {
-      const Tensor out = Tensor::zeros({count}, float32, place);
+      Tensor out = Tensor::zeros({count}, float32, place);
       staging.load(out.data(), place, count, in_file, float32,
                    [&](std::uint64_t offset, void* data, std::size_t size) {
                      bytes.copy(static_cast<char*>(data), size, offset);

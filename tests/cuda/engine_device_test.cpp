@@ -185,7 +185,7 @@ TEST(Queue, SmallCopiesDoNotWaitForTheDevice) {
   Gate gate(queue);
   for (int i = 0; i < 100; ++i) {
     const std::vector<float> source(64, static_cast<float>(i));
-    queue.copy_from_host(target.data(), source.data(), target.bytes());
+    queue.copy_from_host(target.raw_data(), source.data(), target.bytes());
   }
   gate.open();
   EXPECT_EQ(fetch(target), std::vector<float>(64, 99.0f));
@@ -194,7 +194,7 @@ TEST(Queue, SmallCopiesDoNotWaitForTheDevice) {
 TEST(Queue, ZeroesAndCopiesNothing) {
   DeviceQueue& queue = current_queue(gpu);
   const Tensor x = on_gpu(counting(100, 1));
-  queue.zero(x.data() + 4, 8);
+  queue.zero(x.raw_data() + 4, 8);
   EXPECT_EQ(fetch(x)[0], 1.0f);
   EXPECT_EQ(fetch(x)[2], 0.0f);
   EXPECT_EQ(fetch(x)[3], 4.0f);
@@ -216,7 +216,7 @@ TEST(Pinned, IsReachedByCopiesThatReturnAtOnce) {
   PointHandle done;
   {
     Gate gate(queue);
-    queue.enqueue_copy_from_pinned(x.data(), in.get(), bytes);
+    queue.enqueue_copy_from_pinned(x.raw_data(), in.get(), bytes);
     queue.enqueue_copy_to_pinned(out.get(), x.data(), bytes);
     done = queue.record();
     EXPECT_FALSE(done->reached());
@@ -264,8 +264,8 @@ TEST(Tensors, DrawTheSameInitialValues) {
         Initializer{Kind::normal, 0, 0.02, 7, 4}}) {
     const Tensor host = Tensor::empty({n}, bfloat16, Device::cpu());
     const Tensor device = Tensor::empty({n}, bfloat16, gpu);
-    initializer.fill(host.data(), bfloat16, 33, n);
-    initializer.fill(device.data(), bfloat16, 33, n, gpu);
+    initializer.fill(host.raw_data(), bfloat16, 33, n);
+    initializer.fill(device.raw_data(), bfloat16, 33, n, gpu);
     EXPECT_EQ(device.to_vector(), host.to_vector());
   }
 }

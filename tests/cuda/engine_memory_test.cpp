@@ -113,7 +113,7 @@ TEST_F(Memory, OfTheKernelsGrowsInTheOrderOfTheQueue) {
     void* larger = context.scratch(std::size_t{3} << 20);
     EXPECT_NE(larger, first);
     queue->zero(larger, std::size_t{3} << 20);  // would reach into `first` if that were free
-    queue->copy(source.data(), first, source.bytes());
+    queue->copy(source.raw_data(), first, source.bytes());
   }
   queue->copy_to_host(result.data(), source.data(), source.bytes());
   EXPECT_EQ(result, counting(1000));

@@ -86,9 +86,9 @@ TEST_P(DeviceStreamTest, StreamsWaitForEachOther) {
   const Tensor y = Tensor::zeros({512}, float32, gpu);
   const std::vector<float> values = counting(512);
   const Event written = gather.enqueue(
-      [&] { current_queue(gpu).copy_from_host(x.data(), values.data(), x.bytes()); });
+      [&] { current_queue(gpu).copy_from_host(x.raw_data(), values.data(), x.bytes()); });
   reduce.wait(written);
-  reduce.enqueue([&] { current_queue(gpu).copy(y.data(), x.data(), y.bytes()); }).join();
+  reduce.enqueue([&] { current_queue(gpu).copy(y.raw_data(), x.data(), y.bytes()); }).join();
   EXPECT_EQ(fetch(y), values);
 }
 
@@ -106,7 +106,7 @@ TEST_P(DeviceStreamTest, TheDestructorFinishesWhatWasEnqueued) {
   {
     Stream stream("last", gpu);
     stream.enqueue(
-        [&] { current_queue(gpu).copy_from_host(x.data(), counting(512).data(), 2048); });
+        [&] { current_queue(gpu).copy_from_host(x.raw_data(), counting(512).data(), 2048); });
   }
   EXPECT_EQ(fetch(x)[511], 511.0f);
 }

@@ -90,7 +90,7 @@ std::vector<checkpoint::LogicalTensor> whole(const nn::Module& module) {
     tensors.push_back({name,
                        tensor.dtype(),
                        {shape.sizes().begin(), shape.sizes().end()},
-                       {{0, tensor.elements(), tensor.data()}}});
+                       {{0, tensor.elements(), tensor.raw_data()}}});
   }
   return tensors;
 }

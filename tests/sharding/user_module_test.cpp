@@ -392,11 +392,13 @@ TEST(UserModuleParts, AReaderOfAnothersParameterIsToldOfReadsParameter) {
     return testing::train_ranks(2, options, what,
                                 [=](double) { return std::make_unique<ReadsAnother>(says_so); });
   };
-  EXPECT_EQ(testing::message_of<std::logic_error>(
-                [&] { (void)train_reader(Strategy::full_shard, false); }),
-            "unit table is sharded now: its parameters can be read inside their module's forward "
-            "and backward, or within an unsharded(model) scope; a module whose forward reads "
-            "another's parameter says so in its constructor, by reads_parameter(tensor)");
+  EXPECT_EQ(
+      testing::message_of<std::logic_error>(
+          [&] { (void)train_reader(Strategy::full_shard, false); }),
+      "unit table is sharded now: its parameters can be read inside their module's forward "
+      "and backward, or within an unsharded(model) scope; a module whose forward reads "
+      "another's parameter says so in its constructor, by reads_parameter(tensor) (in head, of "
+      "class HeadOverTable)");
   EXPECT_TRUE(
       same_bits(train_reader(Strategy::no_shard, true), train_reader(Strategy::full_shard, true)));
 }
