@@ -176,7 +176,7 @@ void take_two_steps(nn::Module& module, const PlanOptions& options, Planning& pl
       if (!options.sync_each_batch && batch < options.micro_batches) local_only.emplace(model);
       options.loss(planning.context().device()).backward();
     }
-    (void)model.clip_grad_norm(1.0);
+    (void)model.clip_grad_norm(1.0, 1);
     optimizer->step();
     optimizer->zero_grad();
     planning.end_step();

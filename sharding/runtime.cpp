@@ -18,6 +18,8 @@
 namespace tessera {
 namespace {
 
+constexpr std::string_view hooks_owner = "a ShardedModel";
+
 std::string title_of(const Unit& unit) {
   return unit.name().empty() ? "the root unit" : "unit " + unit.name();
 }
@@ -77,7 +79,12 @@ Runtime::Runtime(nn::Module& root, comm::Communicator& world, const ShardingOpti
   const IgnoredModules ignored(root, options_.ignored_modules, options_.ignored_pattern);
   std::vector<UnitPlan> plan = plan_units(root, options_, ignored);
   for (const UnitPlan& planned : plan) {
-    TESSERA_REQUIRE(planned.unit.module->hooks() == nullptr,
+    const auto& hooks = planned.unit.module->hooks();
+    TESSERA_REQUIRE(hooks == nullptr || hooks->owner == hooks_owner,
+                    "module {} has the hooks of {}, given by set_hooks(), which sharding needs for "
+                    "its own: use register_forward_hook()",
+                    planned.unit.name, hooks->owner);
+    TESSERA_REQUIRE(hooks == nullptr,
                     "module {} is sharded already: a module has one ShardedModel at a time",
                     planned.unit.name);
   }
@@ -273,6 +280,7 @@ void Runtime::create_hooks(nn::Module& module, Unit& unit) {
     };
   };
   auto hooks = std::make_shared<ModuleHooks>();
+  hooks->owner = hooks_owner;
   hooks->before_forward = hook(&Runtime::before_forward);
   hooks->after_forward = hook(&Runtime::after_forward);
   hooks->abandon_forward = [self = std::weak_ptr<Runtime*>(self_), &unit](const ModuleCall& call) {

@@ -376,7 +376,6 @@ void Runtime::invalidate(Unit& unit, bool trainable, Storage::Write how) {
                   "reads, take the pointer from a const Tensor");
   UnitState& state = state_of(unit);
   if (how == Storage::Write::by_pointer) state.has_pointers = true;
-  unit.note_change(trainable);
   // Parameter after parameter, and only the first one of a unit frees it.
   const bool is_free = state.parameters == ParameterState::sharded;
   const ComputeScope own(is_free ? nullptr : recorder_.get(), SpanKind::schedule, unit.index());

@@ -164,6 +164,8 @@ void Unit::create_local_tensors() {
                                     static_cast<std::size_t>(at) * size_of(slot.spec.master_dtype),
                                     {part.count}, slot.spec.master_dtype);
     tensor.impl()->requires_grad = slot.spec.trainable;
+    // A graph that reads the gathered parameter notices what is written into this rank's part.
+    views_[local_.size()].share_version(tensor);
     local_.push_back({slot.spec.name, tensor, slot.spec.shape});
   }
   optimizer_segments_ = optim::find_segments(local_);
@@ -214,12 +216,6 @@ void Unit::write_part(std::size_t segment_index, const std::byte* in, std::int64
   } else {
     TESSERA_LAUNCH(device_, cast,
                    {in, out, count, segment.master_dtype, segment.compute_dtype, 1.0f, false});
-  }
-}
-
-void Unit::note_change(bool trainable) const {
-  for (std::size_t i = 0; i < views_.size(); ++i) {
-    if (layout_.slots()[i].spec.trainable == trainable) views_[i].count_write();
   }
 }
 

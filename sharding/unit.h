@@ -55,10 +55,6 @@ class Unit {
   // be written again; null: now.
   PointHandle write_share(std::byte* buffer, Part part) const;
 
-  // The trained or the frozen parameters are about to change: a backward that kept one of them for
-  // later is an error from here on.
-  void note_change(bool trainable) const;
-
   // The lent storage behind the views.
   [[nodiscard]] const std::shared_ptr<Storage>& parameter_storage() const { return parameters_; }
 

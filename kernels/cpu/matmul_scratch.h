@@ -7,6 +7,8 @@
 #include <memory>
 #include <new>
 
+#include "kernels/base/error.h"
+
 namespace tessera::kernels::cpu {
 
 class ScratchBuffer {
@@ -18,7 +20,11 @@ class ScratchBuffer {
     if (bytes > bytes_) {
       memory_.reset();  // first, so that the old and the new never exist together
       bytes_ = 0;
-      memory_.reset(static_cast<std::byte*>(::operator new (bytes, std::align_val_t{64})));
+      memory_.reset(static_cast<std::byte*>(
+          ::operator new (bytes, std::align_val_t{64}, std::nothrow)));
+      TESSERA_CHECK(memory_ != nullptr, ErrorCode::out_of_memory,
+                    "out of memory: {} bytes asked for to pack the operands of a matrix product",
+                    bytes);
       bytes_ = bytes;
     }
     return reinterpret_cast<T*>(memory_.get());

@@ -69,7 +69,7 @@ inline std::vector<Measured> run_toy(int world, const PlannedCase& what) {
         if (!what.sync_each_batch && batch < what.micro_batches) local_only.emplace(model);
         options.loss(context.device()).backward();
       }
-      (void)model.clip_grad_norm(1.0);
+      (void)model.clip_grad_norm(1.0, 1);
       optimizer.step();
       optimizer.zero_grad();
       mine.moved = model.communication().bytes - before;

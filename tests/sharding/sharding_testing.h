@@ -249,7 +249,7 @@ Trajectory train_ranks(int world, const ShardingOptions& options, const Training
           pass();
         }
       }
-      norms.push_back(model.clip_grad_norm(what.max_norm));
+      norms.push_back(model.clip_grad_norm(what.max_norm, 1));
       optimizer.step();
       optimizer.zero_grad();
       // Steps allocate nothing, but the optimizer's state, the sums of no_sync and the first
