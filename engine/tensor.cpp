@@ -253,7 +253,7 @@ const std::shared_ptr<std::uint64_t>& Tensor::version() const {
 
 Tensor Tensor::detach() const {
   const detail::TensorData& data = data_.in();
-  const Tensor view = view_of(data.storage, data.offset, data.shape, data.dtype);
+  Tensor view = view_of(data.storage, data.offset, data.shape, data.dtype);
   view.share_version(*this);
   return view;
 }

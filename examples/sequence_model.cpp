@@ -33,7 +33,7 @@ constexpr int layers = 2;
 ts::Tensor scale_gradient(const ts::Tensor& x, double factor) {
   ts::Tensor out = x.detach();  // the same memory, outside the graph
   ts::autograd::record(
-      ts::Op::affine, {x}, {out},
+      {ts::Op::custom, "scale_gradient"}, {x}, {out},
       [factor](std::vector<ts::Tensor>& gradients, ts::autograd::GradientSink& sink) {
         sink.add(0, gradients[0] * factor);
       });

@@ -18,6 +18,7 @@
 
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
+#include "kernels/base/write_failure.h"
 #include "sharding/comm/history.h"
 
 namespace tessera {
@@ -97,6 +98,7 @@ std::optional<Failure> current_failure(std::string_view before_logic_errors) {
     failure.message = "out of memory; use more ranks, a smaller batch or a smaller model";
   } catch (const std::system_error& error) {
     if (error.code() == std::errc::broken_pipe) return std::nullopt;
+    failure.code = static_cast<int>(full_disk_or_runtime(error.code().value()));
     failure.message = one_line(error.what());
   } catch (const std::logic_error& error) {
     failure.message = std::string(before_logic_errors) + one_line(error.what());

@@ -6,18 +6,21 @@
 #include <cstdio>
 
 #include "kernels/base/error.h"
+#include "kernels/base/write_failure.h"
 #include "sharding/failure.h"
 
 namespace tessera {
 namespace {
 
-bool flush_stdout() {
-  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return true;
+// The exit code of what is still to be written; 0: it is.
+int flush_stdout() {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return 0;
   // Nobody reads any more, as in `tessera env | head -1`: no error of ours.
-  if (errno == EPIPE) return true;
-  report_failure(
-      {static_cast<int>(ErrorCode::runtime), describe_errno("writing to standard output", errno)});
-  return false;
+  if (errno == EPIPE) return 0;
+  const int reason = errno;
+  const int code = static_cast<int>(full_disk_or_runtime(reason));
+  report_failure({code, describe_errno("writing to standard output", reason)});
+  return code;
 }
 
 }  // namespace
@@ -25,7 +28,7 @@ bool flush_stdout() {
 int detail::run_main(const std::function<int()>& program, std::string_view before_logic_errors) {
   try {
     const int code = program();
-    return flush_stdout() ? code : std::max(code, static_cast<int>(ErrorCode::runtime));
+    return std::max(code, flush_stdout());
   } catch (...) {
     const std::optional<Failure> failure = current_failure(before_logic_errors);
     if (!failure) return 0;

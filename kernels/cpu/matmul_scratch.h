@@ -20,8 +20,8 @@ class ScratchBuffer {
     if (bytes > bytes_) {
       memory_.reset();  // first, so that the old and the new never exist together
       bytes_ = 0;
-      memory_.reset(static_cast<std::byte*>(
-          ::operator new (bytes, std::align_val_t{64}, std::nothrow)));
+      memory_.reset(
+          static_cast<std::byte*>(::operator new (bytes, std::align_val_t{64}, std::nothrow)));
       TESSERA_CHECK(memory_ != nullptr, ErrorCode::out_of_memory,
                     "out of memory: {} bytes asked for to pack the operands of a matrix product",
                     bytes);

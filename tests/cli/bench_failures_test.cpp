@@ -335,7 +335,7 @@ TEST(BenchOutput, AFullDiskIsSaid) {
   const TrainingFolder folder;
   const Ended ended = run_bench(folder, {"--strategies", "none", "--world-sizes", "1", "--steps",
                                          "1", "--rounds", "1", "--json", "/dev/full"});
-  EXPECT_EQ(ended.code, 1) << ended.err;
+  EXPECT_EQ(ended.code, 5) << ended.err;
   EXPECT_NE(ended.err.find("--json /dev/full: "), std::string::npos) << ended.err;
   EXPECT_NE(ended.err.find("ENOSPC"), std::string::npos) << ended.err;
   EXPECT_NE(ended.out.find("No parallelism"), std::string::npos);  // what was measured is not lost

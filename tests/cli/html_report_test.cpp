@@ -129,7 +129,7 @@ TEST(HtmlReport, ReplacesAFileWholeAndKeepsALink) {
 TEST(HtmlReport, ADeviceIsWrittenToAndStaysOne) {
   if (!fs::exists("/dev/full")) GTEST_SKIP() << "there is no /dev/full";
   const std::string message =
-      page_error([] { write_html_report(small_report(), "/dev/full"); }, ErrorCode::runtime);
+      page_error([] { write_html_report(small_report(), "/dev/full"); }, ErrorCode::checkpoint);
   EXPECT_EQ(message.find("--html /dev/full: cannot be written: "), 0u) << message;
   EXPECT_NE(message.find("No space left on device"), std::string::npos) << message;
   EXPECT_TRUE(fs::is_character_file("/dev/full"));

@@ -53,29 +53,30 @@ class KeptPooler : public ::testing::Test {
 };
 
 TEST_F(KeptPooler, IsInEveryStepAndExportAsItWas) {
-  train_sentences(2, into("without", 4));
+  testing::make_encoder_folder(path("base"));
+  const Settings base = {{"model.pretrained", path("base")}, {"data.tokenizer", path("base")}};
+  train_sentences(2, into("without", 4) + base);
   EXPECT_TRUE(pooler_in(path("without/step-4")).empty());
-  add_pooler("encoder");
-  const auto pooler = pooler_in(path("encoder"));
+  add_pooler("base");
+  const auto pooler = pooler_in(path("base"));
   ASSERT_EQ(pooler.size(), 2u);
-  train_sentences(2, into("with", 2) + Settings{{"checkpoint.export", path("exported")}});
+  train_sentences(2, into("with", 2) + base + Settings{{"checkpoint.export", path("exported")}});
   EXPECT_EQ(pooler_in(path("with/step-2")), pooler);
   EXPECT_EQ(pooler_in(path("exported")), pooler);
   // It goes on with it, in files of the ranks and on another world too, and trains as before.
-  train_sentences(2,
-                  into("with", 4) + Settings{{"checkpoint.state_dict_type", "SHARDED_STATE_DICT"}});
+  train_sentences(
+      2, into("with", 4) + base + Settings{{"checkpoint.state_dict_type", "SHARDED_STATE_DICT"}});
   EXPECT_EQ(losses_in(path("with.jsonl")), losses_in(path("without.jsonl")));
-  const Settings batch = {{"data.batch_size", "8"}};
-  train_sentences(1,
-                  into("with", 5) + batch + Settings{{"sharding.sharding_strategy", "NO_SHARD"}});
+  train_sentences(
+      1, into("with", 5) + base +
+             Settings{{"data.batch_size", "8"}, {"sharding.sharding_strategy", "NO_SHARD"}});
   EXPECT_EQ(pooler_in(path("with/step-5")), pooler);
   // Nobody who encodes notices.
+  folder_.write("lines.txt", "a wide mosaic\nthe tile\n");
   for (const char* step : {"with/step-4", "with/step-5"}) {
-    EXPECT_EQ(testing::run_program({"encode", path(step), "--input", path("pairs.tsv"), "--out",
-                                    path("e.npy"), "--device", "cpu"})
-                  .code,
-              0)
-        << step;
+    const Ended ended = testing::run_program({"encode", path(step), "--input", path("lines.txt"),
+                                              "--out", path("e.npy"), "--device", "cpu"});
+    EXPECT_EQ(ended.code, 0) << step << ": " << ended.err;
   }
 }
 

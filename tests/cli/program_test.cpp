@@ -163,7 +163,7 @@ TEST(Program, AReaderThatLeavesIsNoErrorAndAFullDiskIsOne) {
   EXPECT_EQ(std::fread(text, 1, sizeof text - 1, pipe), 0u) << text;
   ::pclose(pipe);
   const int full = std::system((program + " recipe --keys > /dev/full 2> " + errors).c_str());
-  EXPECT_EQ(WEXITSTATUS(full), 1);
+  EXPECT_EQ(WEXITSTATUS(full), 5);
   EXPECT_NE(testing::read_text(errors).find("No space left on device"), std::string::npos);
 }
 

@@ -93,7 +93,7 @@ TEST_F(OutputFile, AFullDiskLeavesTheOldOne) {
   rlimit limit = before;
   limit.rlim_cur = 1000;
   ::setrlimit(RLIMIT_FSIZE, &limit);
-  const std::string message = refusal(at("out"), ErrorCode::runtime);
+  const std::string message = refusal(at("out"), ErrorCode::checkpoint);
   ::setrlimit(RLIMIT_FSIZE, &before);
   ::signal(SIGXFSZ, handler);
   EXPECT_EQ(message.find("--json x: cannot be written: write failed: "), 0u) << message;

@@ -140,7 +140,7 @@ TEST(TokenStream, NobodyReadsHalfAOne) {
   }
   EXPECT_EQ(folder.files(), 0u);
   EXPECT_NE(refused([&] { TokenStreamWriter(folder / "gone/tokens.bin", tokenizer, {}); },
-                    ErrorCode::data)
+                    ErrorCode::configuration)
                 .find("gone/tokens.bin"),
             std::string::npos);
 }

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "sharding/loss_scaler.h"
-#include "sharding_testing.h"
+#include "sharding/sharding_testing.h"
 
 namespace tessera::testing {
 namespace {

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "sharding_testing.h"
+#include "sharding/sharding_testing.h"
 
 namespace tessera::testing {
 namespace {

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "sharding_testing.h"
+#include "sharding/sharding_testing.h"
 
 namespace tessera::testing {
 namespace {
