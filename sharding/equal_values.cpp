@@ -130,7 +130,8 @@ void compare_initial_values(comm::Communicator& world, const std::vector<UnitPla
        difference->rank, *names.at(difference->index));
 }
 
-void sync_initial_values(comm::Communicator& world, std::vector<OwnedParameter*> parameters) {
+void sync_initial_values(comm::Communicator& world,
+                         const std::vector<OwnedParameter*>& parameters) {
   if (world.size() == 1 || world.device().is_planned()) return;
   for (OwnedParameter* const parameter : parameters) sync(world, *parameter);
 }

@@ -31,6 +31,6 @@ void compare_initial_values(comm::Communicator& world, const std::vector<UnitPla
 // Collective. Every rank's parameters get rank 0's values, one parameter at a time. Where rank 0's
 // is on `meta`, so are all; where another rank's is and rank 0's is not, it gets memory on the
 // world's device.
-void sync_initial_values(comm::Communicator& world, std::vector<OwnedParameter*> parameters);
+void sync_initial_values(comm::Communicator& world, const std::vector<OwnedParameter*>& parameters);
 
 }  // namespace tessera

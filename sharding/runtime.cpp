@@ -141,7 +141,7 @@ void Runtime::compare_values(std::vector<UnitPlan>& plan, std::vector<OwnedParam
     for (OwnedParameter& parameter : planned.unit.parameters) parameters.push_back(&parameter);
   }
   for (OwnedParameter& parameter : ignored) parameters.push_back(&parameter);
-  sync_initial_values(*world_, std::move(parameters));
+  sync_initial_values(*world_, parameters);
 }
 
 Runtime::~Runtime() {

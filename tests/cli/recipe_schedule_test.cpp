@@ -52,11 +52,11 @@ TEST(RecipeSchedule, IsChecked) {
   EXPECT_EQ(refusal("reshard_after_forward: 2"), "");
   EXPECT_EQ(refusal("reshard_after_forward: 4"), "");
   EXPECT_EQ(refusal("reshard_after_forward: 3"),
-            "r.yaml:2: sharding.reshard_after_forward 3 does not divide the 4 ranks that hold one "
-            "copy under FULL_SHARD");
+            "r.yaml:2: sharding.reshard_after_forward 3 does not divide the 4 ranks of one copy "
+            "under FULL_SHARD");
   EXPECT_EQ(refusal("reshard_after_forward: 4, sharding_strategy: HYBRID_SHARD, group_size: 2"),
-            "r.yaml:2: sharding.reshard_after_forward 4 does not divide the 2 ranks that hold one "
-            "copy under HYBRID_SHARD");
+            "r.yaml:2: sharding.reshard_after_forward 4 does not divide the 2 ranks of one copy "
+            "under HYBRID_SHARD");
   EXPECT_EQ(refusal("reshard_after_forward: true, sharding_strategy: NO_SHARD"),
             "r.yaml:2: sharding.reshard_after_forward frees parameters that were gathered, and "
             "NO_SHARD gathers none; leave it out, or use FULL_SHARD");
