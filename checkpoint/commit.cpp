@@ -20,7 +20,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view step_prefix = "step-";
 constexpr std::string_view latest_name = "latest";
 constexpr std::string_view best_name = "best";
 
@@ -78,21 +77,8 @@ std::string new_run() {
   return to_hex((static_cast<std::uint64_t>(random()) << 32) | random());
 }
 
-std::string step_name(std::int64_t step) {
-  return fmt::format("{}{}", step_prefix, step);
-}
-
 std::string partial_name(std::int64_t step, const std::string& save_id) {
   return fmt::format("{}.partial-{}", step_name(step), save_id);
-}
-
-std::optional<std::int64_t> parse_step_name(std::string_view name) {
-  if (!name.starts_with(step_prefix)) return std::nullopt;
-  const std::string_view digits = name.substr(step_prefix.size());
-  std::int64_t step = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
-  if (error != std::errc{} || end != digits.data() + digits.size()) return std::nullopt;
-  return step >= 0 && name == step_name(step) ? std::optional(step) : std::nullopt;
 }
 
 bool is_leftover_name(std::string_view name) {

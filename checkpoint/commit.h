@@ -14,14 +14,11 @@
 #include "checkpoint/folder_lock.h"
 #include "checkpoint/line.h"
 #include "checkpoint/lineage.h"
+#include "checkpoint/step_name.h"
 
 namespace tessera::checkpoint {
 
-std::string step_name(std::int64_t step);                                 // "step-12"
 std::string partial_name(std::int64_t step, const std::string& save_id);  // "step-12.partial-<id>"
-// The step that a name like "step-12" stands for; none for any other name ("step-012",
-// "step-12.bak").
-std::optional<std::int64_t> parse_step_name(std::string_view name);
 // Whether a name is one that an unfinished save or deletion of ours leaves behind.
 bool is_leftover_name(std::string_view name);
 

@@ -75,6 +75,7 @@ LoadedPieces load_weights(const std::string& source, State& state, LoadParts par
   std::vector<std::string> problems;
   Matched matched =
       match(state.model, stored, "model", selection.strict, selection.model, problems);
+  if (matched.tensors.empty()) refuse_empty(stored.size(), problems);
   refuse_misfit(problems, selection);
   Staging staging;
   for (const LogicalTensor* tensor : matched.tensors) {

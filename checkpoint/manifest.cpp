@@ -2,21 +2,21 @@
 #include "checkpoint/manifest.h"
 
 #include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <set>
 #include <utility>
 
-#include "checkpoint/commit.h"
 #include "checkpoint/file.h"
 #include "checkpoint/hugging_face.h"
 #include "checkpoint/json.h"
 #include "checkpoint/scalars_json.h"
+#include "checkpoint/step_name.h"
 #include "kernels/base/error.h"
 
 namespace tessera::checkpoint {
-
 namespace {
 
 using nlohmann::json;

@@ -86,4 +86,11 @@ void refuse_misfit(const std::vector<std::string>& problems, const Selection& se
                            selection.way_out));
 }
 
+void refuse_empty(std::size_t stored, std::vector<std::string>& problems) {
+  if (stored == 0 || !problems.empty()) return;
+  problems.push_back(fmt::format(
+      "the filters and the function for names take none of its {} tensors; nothing would be loaded",
+      stored));
+}
+
 }  // namespace tessera::checkpoint

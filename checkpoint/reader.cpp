@@ -155,6 +155,8 @@ LoadedPieces load_pieces(const std::string& step_folder, State& state, LoadParts
     of_optimizer =
         match(state.optimizer, optimizer, "optimizer", selection.strict, by_parameter, problems);
   }
+  if (of_model.tensors.empty() && of_optimizer.tensors.empty())
+    refuse_empty(model.size() + optimizer.size(), problems);
   refuse_misfit(problems, selection);
   ReadsByFile reads;
   plan_reads(of_model.tensors, model, reads);

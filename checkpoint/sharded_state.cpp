@@ -2,6 +2,7 @@
 #include "checkpoint/sharded_state.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <utility>
 
@@ -72,6 +73,19 @@ void check_groups(const nlohmann::json& values, const std::string& step_folder,
       step_folder, saved.dump(), own.dump());
 }
 
+bool compares_groups(const LoadOptions& options) {
+  return options.strict && !options.optimizer;
+}
+
+// Before anything is read into the model. What is no step is for the load itself to name.
+void check_groups_of_step(const std::string& step_folder, const optim::Optimizer& optimizer,
+                          const LoadOptions& options) {
+  if (!compares_groups(options) ||
+      !std::filesystem::exists(std::filesystem::path(step_folder) / "manifest.json"))
+    return;
+  check_groups(json_of(read_scalars(step_folder)), step_folder, optimizer);
+}
+
 // Whether the state of the parameter that is called `saved` in the checkpoint was loaded: all of
 // it, or none.
 bool state_was_loaded(const std::string& saved, const optim::Optimizer& optimizer,
@@ -94,7 +108,7 @@ bool state_was_loaded(const std::string& saved, const optim::Optimizer& optimize
 void take_step_counts(const Scalars& scalars, const std::string& step_folder,
                       optim::Optimizer& optimizer, const LoadOptions& options, const Fit& fit) {
   const nlohmann::json& values = json_of(scalars);
-  if (options.strict && !options.optimizer) check_groups(values, step_folder, optimizer);
+  if (compares_groups(options)) check_groups(values, step_folder, optimizer);
   const auto found = values.find(step_counts_key);
   TESSERA_CHECK(
       found != values.end() && found->is_object(), ErrorCode::checkpoint,
@@ -216,6 +230,7 @@ checkpoint::Saved save(const Context& context, const std::string& folder, const 
 
 LoadResult load(const Context& context, const std::string& step_folder, const ShardedModel& model,
                 optim::Optimizer& optimizer, const LoadOptions& options) {
+  checkpoint::check_groups_of_step(step_folder, optimizer, options);
   checkpoint::State state = checkpoint::state_of(model, &optimizer, Direction::load, options.names);
   checkpoint::LoadedPieces loaded = checkpoint::load_together(
       context.communicator(), step_folder, state, checkpoint::LoadParts::everything,

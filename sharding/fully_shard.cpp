@@ -140,6 +140,7 @@ std::vector<ShardedParameter> ShardedModel::sharded_parameters() const {
 }
 
 double ShardedModel::clip_grad_norm(double max_norm) {
+  TESSERA_REQUIRE(!std::isnan(max_norm), "clip_grad_norm(): max_norm is not a number");
   const ComputeScope scope(runtime().recorder(), SpanKind::optimizer);
   require_reduced("clip_grad_norm()");
   const double norm = norm_of(runtime(), {});
@@ -151,6 +152,8 @@ double ShardedModel::clip_grad_norm(double max_norm) {
 }
 
 double ShardedModel::clip_grad_norm(double max_norm, double loss_scale) {
+  TESSERA_REQUIRE(std::isfinite(loss_scale) && loss_scale > 0,
+                  "clip_grad_norm(): the loss scale {} is no positive number", loss_scale);
   runtime().note_loss_scale();
   if (loss_scale != 1) {
     const auto factor = static_cast<float>(1 / loss_scale);
@@ -210,10 +213,12 @@ ShardedModel::Unsharded ShardedModel::unsharded() {
 }
 
 void ShardedModel::write_unsharded(const std::function<void()>& write) {
+  require_reduced("write_unsharded()");
   runtime().write_unsharded(write);
 }
 
 void ShardedModel::unwrap() {
+  require_reduced("unwrap()");
   runtime().unwrap();
   runtime_.reset();
 }

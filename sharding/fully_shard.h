@@ -120,10 +120,10 @@ class ShardedModel {
   [[nodiscard]] Unsharded unsharded();
 
   // Collective. Gathers all parameters, calls `write`, which may change them (copy_from, a pointer
-  // of data()) in the same way on every rank, and keeps what was changed. Where the ranks see one
-  // memory they write into one copy. Elements that were not changed keep their fp32 values; changed
-  // ones have what the compute dtype holds of them. An exception leaves the parameters as they
-  // were.
+  // of data()) in the same way on every rank, and keeps what was changed. Each rank has whole
+  // parameters of its own meanwhile, twice. Elements that were not changed keep their fp32 values;
+  // changed ones have what the compute dtype holds of them. An exception leaves the parameters as
+  // they were; Error(configuration), of all ranks, where they wrote different values.
   void write_unsharded(const std::function<void()>& write);
 
   // Collective. Ends the sharding: the module has whole parameters of its own again, on the rank's

@@ -41,6 +41,8 @@
 
 namespace tessera {
 
+class PrivateCopy;
+
 class Runtime {
  public:
   // Shards the module. No collective memory yet: ranks may compare first what they made. Modules
@@ -176,6 +178,7 @@ class Runtime {
   // Before a parameter's requires_grad changes: the rest of the unit follows, or it throws.
   void toggle_requires_grad(Unit& unit, const detail::TensorData& tensor);
   void compare_toggles();
+  void compare_written(const std::vector<PrivateCopy>& copies);
   // Of what is gathered, frozen segments included.
   void drop_copies(Unit& unit);
   // Whole masters, one tensor a slot. Collective.

@@ -5,6 +5,8 @@
 #include <exception>
 #include <functional>
 #include <map>
+#include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -12,6 +14,7 @@
 #include "engine/memory_kind.h"
 #include "engine/queue.h"
 #include "kernels/base/error.h"
+#include "sharding/equal_values.h"
 #include "sharding/runtime.h"
 
 namespace tessera {
@@ -21,15 +24,6 @@ namespace {
 Tensor copy_on_host(const Tensor& tensor) {
   const Device host = Device::cpu();
   return tensor.device() == host ? tensor.clone() : tensor.to(host);
-}
-
-// What this rank holds of a gathered parameter.
-Tensor own_part(const Unit& unit, std::size_t index) {
-  const Tensor& view = unit.views()[index];
-  const ElementRange part = unit.layout().local_of(unit.layout().slots()[index], unit.shard());
-  const std::size_t at =
-      view.impl()->offset + static_cast<std::size_t>(part.first) * size_of(view.dtype());
-  return Tensor::view_of(view.storage(), at, {part.count}, view.dtype());
 }
 
 // Elements of `master` that were written, in the compute dtype, since they were `before`; the
@@ -50,6 +44,76 @@ bool take_written(const Tensor& before, const Tensor& now, Tensor& master) {
 }
 
 }  // namespace
+
+// A unit's whole parameters in memory of this rank alone, while a program writes them.
+class PrivateCopy {
+ public:
+  explicit PrivateCopy(const Unit& unit) : unit_(&unit) {
+    if (unit.layout().slots().empty()) return;
+    const Storage& storage = *unit.parameter_storage();
+    gathered_ = storage.data();
+    const auto whole = [&] {
+      Tensor copy =
+          Tensor::empty({static_cast<std::int64_t>(storage.bytes())}, uint8, storage.device());
+      current_queue(storage.device()).copy(copy.data(), gathered_, storage.bytes());
+      return copy;
+    };
+    before_ = whole();
+    if (unit.computes_on_master()) return;  // which no other rank sees
+    memory_ = whole();
+    unit.parameter_storage()->attach(memory_.data());
+  }
+  PrivateCopy(const PrivateCopy&) = delete;
+  PrivateCopy& operator=(const PrivateCopy&) = delete;
+  PrivateCopy(PrivateCopy&& other) noexcept
+      : unit_(other.unit_),
+        gathered_(std::exchange(other.gathered_, nullptr)),
+        before_(std::move(other.before_)),
+        memory_(std::move(other.memory_)) {}
+  PrivateCopy& operator=(PrivateCopy&&) = delete;
+  ~PrivateCopy() {
+    if (gathered_ != nullptr) unit_->parameter_storage()->attach(gathered_);
+  }
+
+  // This rank's parts in which something was written, with what they are now.
+  void take_written(std::vector<std::pair<Tensor, Tensor>>& written) const {
+    for (std::size_t i = 0; i < unit_->views().size() && !on_planned(); ++i) {
+      const Tensor local = unit_->local_parameters()[i].tensor;
+      const Tensor now = copy_on_host(part_of(i, unit_->parameter_storage()));
+      Tensor master = unit_->computes_on_master() ? now : copy_on_host(local);
+      if (tessera::take_written(copy_on_host(part_of(i, before_.storage())), now, master))
+        written.emplace_back(local, master);
+    }
+  }
+  // Masters that were written in place.
+  void restore() const {
+    if (gathered_ == nullptr || memory_.defined()) return;
+    current_queue(before_.device()).copy(gathered_, before_.raw_data(), before_.bytes());
+  }
+  [[nodiscard]] std::uint64_t checksum() const {
+    if (gathered_ == nullptr) return 0;
+    return checksum_of(
+        Tensor::view_of(unit_->parameter_storage(), 0, before_.shape(), before_.dtype()));
+  }
+
+ private:
+  [[nodiscard]] bool on_planned() const {
+    return unit_->parameter_storage()->device().is_planned();
+  }
+  // What this rank holds of a parameter, in the flat buffer that `storage` is.
+  [[nodiscard]] Tensor part_of(std::size_t index, const std::shared_ptr<Storage>& storage) const {
+    const Tensor& view = unit_->views()[index];
+    const auto& slot = unit_->layout().slots()[index];
+    const ElementRange part = unit_->layout().local_of(slot, unit_->shard());
+    const std::size_t at =
+        view.impl()->offset + static_cast<std::size_t>(part.first) * size_of(view.dtype());
+    return Tensor::view_of(storage, at, {part.count}, view.dtype());
+  }
+
+  const Unit* unit_;
+  std::byte* gathered_ = nullptr;  // null: there is nothing
+  Tensor before_, memory_;
+};
 
 void Runtime::hold() {
   const ComputeScope own(recorder_.get(), SpanKind::schedule);
@@ -109,50 +173,46 @@ void Runtime::drop_copies(Unit& unit) {
   state.own_has_frozen = false;
 }
 
-// Ranks that see one memory write into one copy, others each into its own; what counts is what
-// stands in a rank's share when all have written.
+// A rank of its own writes into memory of its own: where ranks see one gathered copy, one that
+// halves what it finds there must not find what another has halved.
 void Runtime::write_unsharded(const std::function<void()>& write) {
   TESSERA_REQUIRE(held_ == 0 && !autograd::in_backward(),
                   "write_unsharded inside an unsharded(model) scope or a backward");
   const NoGradGuard no_grad;
   hold();
-  std::vector<std::pair<Unit*, std::size_t>> parts;
-  std::vector<Tensor> before;
-  for (const auto& unit : units_) {
-    for (std::size_t i = 0; i < unit->views().size() && !device_.is_planned(); ++i) {
-      parts.emplace_back(unit.get(), i);
-      before.push_back(copy_on_host(own_part(*unit, i)));
-    }
-  }
+  std::vector<PrivateCopy> copies;
   std::vector<std::pair<Tensor, Tensor>> written;  // a rank's part, and what it is now
-  const comm::Tag tag{pass_, 0, comm::Phase::other};
   try {
-    world_->barrier(tag);  // another rank may write into the one copy
+    for (const auto& unit : units_) copies.emplace_back(*unit);
     writing_ = true;
     write();
-    world_->barrier(tag);
-    for (std::size_t p = 0; p < parts.size(); ++p) {
-      const auto [unit, i] = parts[p];
-      const Tensor local = unit->local_parameters()[i].tensor;
-      const Tensor now = copy_on_host(own_part(*unit, i));
-      Tensor master = unit->computes_on_master() ? now : copy_on_host(local);
-      if (take_written(before[p], now, master)) written.emplace_back(local, master);
-    }
+    for (const PrivateCopy& copy : copies) copy.take_written(written);
+    compare_written(copies);
     writing_ = false;
   } catch (...) {
-    for (std::size_t p = 0; p < parts.size(); ++p) {
-      const auto [unit, i] = parts[p];
-      Tensor part = own_part(*unit, i);
-      if (unit->computes_on_master()) part.copy_from(before[p]);
-    }
+    for (const PrivateCopy& copy : copies) copy.restore();
+    copies.clear();
     writing_ = false;
     let_go();
-    for (const auto& unit : units_) drop_copies(*unit);
     throw;
   }
+  copies.clear();
   let_go();
   for (const auto& unit : units_) drop_copies(*unit);
   for (auto& [local, value] : written) local.copy_from(value);
+}
+
+// Ranks that wrote different values would hold parts of different models.
+void Runtime::compare_written(const std::vector<PrivateCopy>& copies) {
+  if (device_.is_planned()) return;
+  std::vector<std::uint64_t> checksums;
+  for (const PrivateCopy& copy : copies) checksums.push_back(copy.checksum());
+  const std::optional<ValueDifference> difference = find_difference(*world_, checksums);
+  if (!difference) return;
+  const Unit& unit = *units_.at(difference->index);
+  fail(ErrorCode::configuration,
+       "write_unsharded: ranks 0 and {} wrote different values into {}: every rank writes the same",
+       difference->rank, unit.is_root() ? "the root unit" : "unit " + unit.name());
 }
 
 std::vector<Tensor> Runtime::gather_masters(Unit& unit) {

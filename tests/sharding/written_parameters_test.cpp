@@ -163,6 +163,45 @@ TEST(WriteUnsharded, KeepsWhatWasWritten) {
   }
 }
 
+// Every rank reads what was there before, not what another rank has written into the same copy.
+TEST(WriteUnsharded, ReadsWhatWasThereBefore) {
+  for (const ShardingOptions& options : settings()) {
+    on_ranks(2, options, [&](Context&, ToyTransformer& net, ShardedModel& model) {
+      for (auto& parameter : model.parameters()) {
+        if (parameter.tensor.elements() > 0)
+          parameter.tensor.copy_from(Tensor::full(parameter.tensor.shape(), 1.0));
+      }
+      model.write_unsharded([&] {
+        for (auto& parameter : net.named_parameters())
+          parameter.tensor.copy_from(parameter.tensor.detach() * 0.5);
+      });
+      for (const auto& parameter : model.parameters()) {
+        for (const double value : parameter.tensor.to_vector())
+          ASSERT_EQ(value, 0.5) << parameter.name << ' ' << testing::describe(options);
+      }
+    });
+  }
+}
+
+TEST(WriteUnsharded, RanksThatWriteDifferentValuesAreNamed) {
+  for (const ShardingOptions& options : settings()) {
+    on_ranks(2, options, [&](Context& context, ToyTransformer& net, ShardedModel& model) {
+      const auto batch = toy_batch(context.rank(), 2);
+      const double before = net.loss(batch.ids, batch.targets).item();
+      const std::string message = message_of<Error>([&] {
+        model.write_unsharded([&] {
+          Tensor value = net.named_parameters().front().tensor;
+          value.copy_from(Tensor::full(value.shape(), context.rank() + 1.0, value.dtype()));
+        });
+      });
+      EXPECT_NE(message.find("ranks 0 and 1 wrote different values into the root unit"),
+                std::string::npos)
+          << message;
+      EXPECT_EQ(net.loss(batch.ids, batch.targets).item(), before) << testing::describe(options);
+    });
+  }
+}
+
 TEST(WriteUnsharded, AnExceptionLeavesTheParametersAsTheyWere) {
   for (const ShardingOptions& options : settings()) {
     on_ranks(2, options, [&](Context& context, ToyTransformer& net, ShardedModel& model) {
