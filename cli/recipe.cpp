@@ -76,8 +76,8 @@ std::string key_above(const std::string& name) {
 // What other tools call it comes first; near names are sought in the same section, then a key of
 // exactly this name in another one.
 std::string suggestion(const std::string& name) {
-  if (const std::string above = key_above(name); !above.empty()) return above;
-  if (const std::string known = other_key(name); !known.empty()) return known;
+  if (std::string above = key_above(name); !above.empty()) return above;
+  if (std::string known = other_key(name); !known.empty()) return known;
   const std::string section = section_of(name);
   const std::string word = last_part(name);
   std::set<std::string> siblings;
