@@ -49,7 +49,7 @@ struct Mismatch {
 }  // namespace checkpoint
 
 struct SaveOptions {
-  // Of the folder's name, step-N. Unset: the steps that the optimizer has taken.
+  // N in the name of the folder, step-N. Unset: the number of steps that the optimizer took.
   std::optional<std::int64_t> step = {};
   checkpoint::StateDictType type = checkpoint::StateDictType::full;
   DType model_dtype = DType::float32;  // of the model's floating tensors in the file
@@ -101,7 +101,7 @@ struct Selection {
   std::string way_out = "use the configuration it was saved with";
 };
 
-// What did not match, of a load that is not strict.
+// The tensors that did not match in a load that is not strict.
 struct Fit {
   Mismatch model, optimizer;
 };

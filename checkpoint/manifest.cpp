@@ -186,7 +186,7 @@ Manifest from_json(const json& in) {
   return manifest;
 }
 
-// What a folder without a manifest is, and what to do about it.
+// Describes a folder that has no manifest, and says what the user can do.
 std::string describe_instead(const std::filesystem::path& folder) {
   namespace fs = std::filesystem;
   std::error_code error;

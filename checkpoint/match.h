@@ -28,7 +28,7 @@ std::string parameter_of_state(const std::string& name);
 // Throws Misfit when there are problems.
 void refuse_misfit(const std::vector<std::string>& problems, const Selection& selection);
 
-// Of a load that takes no tensor at all: a problem, where nothing else is one.
+// Adds a problem when a load takes no tensor at all and there is no other problem.
 void refuse_empty(std::size_t stored, std::vector<std::string>& problems);
 
 }  // namespace tessera::checkpoint

@@ -122,7 +122,7 @@ void take_step_counts(const Scalars& scalars, const std::string& step_folder,
     if (!state_was_loaded(saved, optimizer, step_folder, options, fit)) continue;
     // Older steps have counts under the names that parameters had in the program that saved.
     const auto count = found->contains(saved) ? found->find(saved) : found->find(parameter.name);
-    // Of an optimizer without state, a new parameter is known by its missing count alone.
+    // An optimizer without state shows a new parameter only by its missing step count.
     if (count == found->end() && !options.strict && optimizer.state_names().empty()) continue;
     TESSERA_CHECK(count != found->end() && count->is_number_integer(), ErrorCode::checkpoint,
                   "{}: no optimizer step count for {}", step_folder, saved);

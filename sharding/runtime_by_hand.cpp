@@ -123,7 +123,6 @@ void Runtime::toggle_requires_grad(Unit& unit, const detail::TensorData& tensor)
 // Ranks that train different parameters would add zeros to each other's gradients.
 void Runtime::compare_toggles() {
   if (!toggled_) return;
-  toggled_ = false;
   std::string mine;
   std::vector<const std::string*> names;
   for (const auto& unit : units_) {
@@ -141,6 +140,7 @@ void Runtime::compare_toggles() {
          "requires_grad of {} is {} on rank {} and {} on rank {}: change it on all ranks alike",
          *names.at(at), mine[at] == '1', rank_, mine[at] != '1', rank);
   }
+  toggled_ = false;  // ranks that differ are refused again
 }
 
 }  // namespace tessera

@@ -106,9 +106,11 @@ TEST(Freezing, RanksThatDifferAreNamed) {
   on_ranks(2, toy_options(Strategy::full_shard),
            [](Context& context, ToyTransformer& net, ShardedModel&) {
              set_trained(net, context.is_main() ? "blocks.0.in" : "blocks.0.out", false);
-             const std::string message = message_of<Error>([&] { train_once(context, net); });
-             EXPECT_NE(message.find("requires_grad of blocks.0.in.weight is"), std::string::npos)
-                 << message;
+             for (int round = 0; round < 2; ++round) {  // until they agree
+               const std::string message = message_of<Error>([&] { train_once(context, net); });
+               EXPECT_NE(message.find("requires_grad of blocks.0.in.weight is"), std::string::npos)
+                   << message;
+             }
            });
 }
 
