@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <map>
+#include <string_view>
+#include <unordered_set>
 
 #include "engine/offload/file_window.h"
 #include "engine/offload/host_link.h"
@@ -19,19 +21,21 @@ std::string title(const PlannedUnit& unit) {
   return unit.name.empty() ? "the root unit" : "unit " + unit.name;
 }
 
-bool inside(const std::string& inner, const std::string& outer) {
-  return inner.size() > outer.size() && inner.starts_with(outer) && inner[outer.size()] == '.';
-}
-
-// Units of `members` that are under way together at most: each lies inside the one before.
+// The number of units of `members` that can be under way together: each lies inside the one before.
+// "a.b" lies inside "a".
 int nesting(const std::vector<PlannedUnit>& units, const std::vector<int>& members) {
+  const auto name_of = [&](int unit) -> std::string_view {
+    return units[static_cast<std::size_t>(unit)].name;
+  };
+  std::unordered_set<std::string_view> names;
+  for (const int unit : members) names.insert(name_of(unit));
   int deepest = 0;
   for (const int unit : members) {
-    const auto around = std::count_if(members.begin(), members.end(), [&](int other) {
-      return inside(units[static_cast<std::size_t>(unit)].name,
-                    units[static_cast<std::size_t>(other)].name);
-    });
-    deepest = std::max(deepest, static_cast<int>(around) + 1);
+    int depth = 1;
+    const std::string_view name = name_of(unit);
+    for (std::size_t i = 0; i < name.size(); ++i)
+      if (name[i] == '.' && names.contains(name.substr(0, i))) ++depth;
+    deepest = std::max(deepest, depth);
   }
   return deepest;
 }

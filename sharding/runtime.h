@@ -191,6 +191,7 @@ class Runtime {
   void reduce(Unit& unit);
   void add_to_local_sum(Unit& unit);
   void drop_local_sum(Unit& unit, const detail::TensorData& parameter);
+  void set_local_sum(UnitState& state, bool is_set);
   void zero_dropped_sums(Unit& unit);
   void before_step(const Unit& unit) const;
   void reduce_local_sum(Unit& unit);
@@ -294,6 +295,7 @@ class Runtime {
   std::vector<int> expected_;                    // units that are (UnitState::expected)
   Event last_reduction_;
   bool synchronise_ = true;
+  int unreduced_sums_ = 0;   // units whose local sum is set
   bool in_no_sync_ = false;  // a scope says so
   bool reshard_after_backward_ = true;
   bool end_expected_ = false;

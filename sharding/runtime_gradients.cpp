@@ -94,7 +94,12 @@ void Runtime::drop_local_sum(Unit& unit, const detail::TensorData& parameter) {
   }
   if (state.dropped_sums.size() < trained) return;
   state.dropped_sums.clear();
-  state.local_sum_is_set = false;
+  set_local_sum(state, false);
+}
+
+void Runtime::set_local_sum(UnitState& state, bool is_set) {
+  unreduced_sums_ += static_cast<int>(is_set) - static_cast<int>(state.local_sum_is_set);
+  state.local_sum_is_set = is_set;
 }
 
 void Runtime::zero_dropped_sums(Unit& unit) {
@@ -111,6 +116,7 @@ void Runtime::zero_dropped_sums(Unit& unit) {
 }
 
 void Runtime::require_reduced(std::string_view what) const {
+  if (unreduced_sums_ == 0) return;
   for (const auto& unit : units_) {
     if (!states_[static_cast<std::size_t>(unit->index())].local_sum_is_set) continue;
     misuse(
@@ -139,7 +145,7 @@ void Runtime::add_to_local_sum(Unit& unit) {
                  {unit.gradient_storage()->data(), state.local_sum.buffer->data(),
                   unit.layout().gradient_elements(), unit.gradient_dtype(),
                   local_sum_dtype_of(unit.layout(), options_), 1.0f, state.local_sum_is_set});
-  state.local_sum_is_set = true;
+  set_local_sum(state, true);
 }
 
 void Runtime::reduce_local_sum(Unit& unit) {
@@ -149,7 +155,7 @@ void Runtime::reduce_local_sum(Unit& unit) {
       enqueue_reduction(unit, state.local_sum.buffer, local_sum_dtype_of(unit.layout(), options_));
   last_reduction_ = reduced.done;
   state.local_sum.writable = reduced.writable;
-  state.local_sum_is_set = false;
+  set_local_sum(state, false);
 }
 
 Runtime::Reduced Runtime::enqueue_reduction(Unit& unit, const std::shared_ptr<comm::Buffer>& buffer,
