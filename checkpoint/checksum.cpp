@@ -26,6 +26,14 @@ std::uint64_t checksum(std::string_view text) {
   return checksum(text.data(), text.size());
 }
 
+std::string to_hex(std::uint64_t value) {
+  return fmt::format("{:016x}", value);
+}
+
+bool is_hex_id(std::string_view text) {
+  return text.size() == 16 && text.find_first_not_of("0123456789abcdef") == text.npos;
+}
+
 std::uint64_t chunk_bytes_of(std::uint64_t file_bytes) {
   std::uint64_t chunk = std::uint64_t{1} << 20;
   while (chunk_count(file_bytes, chunk) > 16384) chunk *= 2;

@@ -18,6 +18,10 @@ namespace tessera::checkpoint {
 std::uint64_t checksum(const void* data, std::size_t bytes);
 std::uint64_t checksum(std::string_view text);
 
+// A checksum or an id as text: 16 lower-case hexadecimal digits.
+std::string to_hex(std::uint64_t value);
+bool is_hex_id(std::string_view text);
+
 // 1 MiB, doubled until a file has at most 16384 chunks, so that a manifest stays small.
 std::uint64_t chunk_bytes_of(std::uint64_t file_bytes);
 std::uint64_t chunk_count(std::uint64_t file_bytes, std::uint64_t chunk_bytes);

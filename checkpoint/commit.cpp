@@ -11,6 +11,7 @@
 #include <random>
 #include <utility>
 
+#include "checkpoint/checksum.h"
 #include "checkpoint/failure.h"
 #include "checkpoint/manifest.h"
 

@@ -15,8 +15,8 @@
 #include <thread>
 #include <utility>
 
+#include "checkpoint/checksum.h"
 #include "checkpoint/failure.h"
-#include "checkpoint/manifest.h"
 
 namespace tessera::checkpoint {
 

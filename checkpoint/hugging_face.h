@@ -16,9 +16,6 @@
 
 namespace tessera::checkpoint {
 
-inline constexpr const char* hugging_face_file = "model.safetensors";
-inline constexpr const char* hugging_face_index = "model.safetensors.index.json";
-
 // Where each tensor of the folder is. Files stay open: there are tens of them at most.
 struct HuggingFaceFolder {
   std::vector<std::unique_ptr<SafetensorsFile>> files;

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "checkpoint/file.h"
-#include "checkpoint/hugging_face.h"
 #include "checkpoint/json.h"
+#include "checkpoint/safetensors.h"
 #include "checkpoint/scalars_json.h"
 #include "checkpoint/step_name.h"
 #include "kernels/base/error.h"
@@ -278,14 +278,6 @@ Manifest read_manifest(const std::filesystem::path& step_folder) {
 
 std::string piece_name(const std::string& tensor, std::int64_t first) {
   return fmt::format("{}@{}", tensor, first);
-}
-
-std::string to_hex(std::uint64_t value) {
-  return fmt::format("{:016x}", value);
-}
-
-bool is_hex_id(std::string_view text) {
-  return text.size() == 16 && text.find_first_not_of("0123456789abcdef") == text.npos;
 }
 
 bool is_plain_name(const std::string& name) {

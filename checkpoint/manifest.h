@@ -56,8 +56,6 @@ Manifest read_manifest(const std::filesystem::path& step_folder);
 
 // The name of a piece in a sharded file.
 std::string piece_name(const std::string& tensor, std::int64_t first);
-std::string to_hex(std::uint64_t value);
-bool is_hex_id(std::string_view text);  // 16 lower-case hexadecimal digits
 // A file's own name, without folders, not "." or "..".
 bool is_plain_name(const std::string& name);
 // Of a file of a step folder: a plain name, or one in a folder of it ("1_Pooling/config.json").

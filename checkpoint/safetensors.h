@@ -18,6 +18,10 @@
 
 namespace tessera::checkpoint {
 
+// The files of a Hugging Face folder that hold the weights.
+inline constexpr const char* hugging_face_file = "model.safetensors";
+inline constexpr const char* hugging_face_index = "model.safetensors.index.json";
+
 inline constexpr std::uint64_t safetensors_header_limit = 100'000'000;
 inline constexpr std::size_t tensor_name_limit = 4096;  // bytes
 

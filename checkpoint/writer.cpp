@@ -12,6 +12,7 @@
 #include <set>
 #include <utility>
 
+#include "checkpoint/checksum.h"
 #include "checkpoint/collective.h"
 #include "checkpoint/commit.h"
 #include "checkpoint/plan.h"

@@ -156,14 +156,14 @@ class FileReader {
         lower_case(policy->value.text) == "transformer_based_wrap") {
       return;
     }
-    std::erase_if(config_.settings, [](const AccelerateSetting& setting) {
+    std::erase_if(config_.settings, [](const OuterSetting& setting) {
       return setting.recipe_key == "sharding.transformer_layer_cls_to_wrap";
     });
     unused_.push_back(classes->written);
   }
 
   void assume(const std::string& recipe_key, const std::string& value, const std::string& why) {
-    const auto same = [&](const AccelerateSetting& one) { return one.recipe_key == recipe_key; };
+    const auto same = [&](const OuterSetting& one) { return one.recipe_key == recipe_key; };
     if (std::any_of(config_.settings.begin(), config_.settings.end(), same)) return;
     YamlNode node;
     node.kind = YamlNode::Kind::scalar;
@@ -207,13 +207,6 @@ std::string chosen_config_file(const std::string& option) {
   if (!option.empty()) return option;
   const char* handed_on = std::getenv(config_file_variable);
   return handed_on == nullptr ? "" : handed_on;
-}
-
-Argument config_file_argument(std::string* target) {
-  return {.name = "--config-file",
-          .target = target,
-          .help = "An Accelerate configuration (YAML or JSON), whose keys go before the recipe's",
-          .type = "FILE"};
 }
 
 Recipe load_recipe(const std::filesystem::path& path, const std::vector<std::string>& overrides,

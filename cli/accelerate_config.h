@@ -8,7 +8,6 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/command.h"
 #include "cli/recipe.h"
 #include "cli/yaml_tree.h"
 
@@ -24,26 +23,15 @@ struct AccelerateEntry {
   YamlNode value;
 };
 
-// What an entry, or a default of Accelerate's, says of a recipe's key.
-struct AccelerateSetting {
-  std::string recipe_key;  // "sharding.sharding_strategy"
-  YamlNode value;
-  std::string where;
-  std::string said;      // "fsdp_sharding_strategy: 1"
-  bool assumed = false;  // a default: a recipe's own key goes before it
-};
-
-struct AccelerateConfig {
+// What its keys, and defaults of Accelerate's, say of a recipe's keys are the outer settings.
+struct AccelerateConfig : OuterSettings {
   std::string source;
   int version = 1;                     // of FSDP
   bool fsdp = false;                   // distributed_type: FSDP
   std::vector<AccelerateEntry> given;  // in the file's order, without what is empty
-  std::vector<AccelerateSetting> settings;
-  std::optional<int> processes;  // on all machines
   std::optional<int> machines, machine_rank;
   std::optional<std::string> gpu_ids, master_address;
   std::optional<int> master_port;
-  std::vector<std::string> notes;  // for the user, one line each
 };
 
 // Throws Error(configuration) with file and line for an unknown key (and the nearest name), a value
@@ -55,9 +43,6 @@ AccelerateConfig parse_accelerate_config(std::string_view text, const std::strin
 inline constexpr const char* config_file_variable = "TESSERA_CONFIG_FILE";
 // The file of --config-file, else that of the launcher; empty: none.
 std::string chosen_config_file(const std::string& option);
-
-// --config-file of a subcommand that reads a recipe.
-Argument config_file_argument(std::string* target);
 
 // A recipe under a configuration file, which may be empty. A key of the file goes before the
 // recipe's, an override before both; what the file changes of the recipe is in the recipe's notes.

@@ -123,7 +123,7 @@ std::string explain_settings(const AccelerateConfig& config, const Recipe& recip
     const AccelerateKey& key = *entry.key;
     text += fmt::format("  {}: {}\n", entry.written, said_value(entry.value));
     bool effective = false;
-    for (const AccelerateSetting& setting : config.settings) {
+    for (const OuterSetting& setting : config.settings) {
       if (setting.where != entry.where) continue;
       effective = true;
       text +=
@@ -139,7 +139,7 @@ std::string explain_settings(const AccelerateConfig& config, const Recipe& recip
       text += fmt::format("      {}\n", meaning);
     }
   }
-  for (const AccelerateSetting& setting : config.settings) {
+  for (const OuterSetting& setting : config.settings) {
     if (!setting.assumed || setting.where != config.source) continue;
     text += fmt::format("  (not said)\n      {}: {}\n      {}, where the recipe does not say\n",
                         setting.recipe_key, value_in(recipe, setting.recipe_key), setting.said);
@@ -160,7 +160,7 @@ std::string explain_costs(const AccelerateConfig& config, const Recipe& recipe,
                   bytes_text(whole.plan->total()), bytes_text(whole.plan->moved_bytes()));
   std::vector<std::string> without_difference;
   for (std::size_t i = 0; i < config.settings.size(); ++i) {
-    const AccelerateSetting& setting = config.settings[i];
+    const OuterSetting& setting = config.settings[i];
     if (setting.assumed || !setting.recipe_key.starts_with("sharding.")) continue;
     AccelerateConfig rest = config;
     rest.settings.erase(rest.settings.begin() + static_cast<std::ptrdiff_t>(i));

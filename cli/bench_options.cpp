@@ -5,6 +5,7 @@
 
 #include "cli/accelerate_config.h"
 #include "cli/plan_sweep.h"
+#include "cli/subcommands.h"
 
 namespace tessera::cli {
 namespace {

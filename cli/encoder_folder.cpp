@@ -15,6 +15,7 @@
 #include "checkpoint/json.h"
 #include "checkpoint/sharded_state.h"
 #include "cli/other_words.h"
+#include "cli/pretrained_folder.h"
 #include "cli/recipe_values.h"
 #include "kernels/base/error.h"
 #include "kernels/base/printable.h"
@@ -27,23 +28,6 @@
 namespace tessera::cli {
 
 namespace fs = std::filesystem;
-
-fs::path find_model_folder(const std::string& folder, comm::Communicator& ranks) {
-  models::require_model_folder(folder);
-  fs::path path = folder;
-  if (fs::exists(path / "config.json") || checkpoint::is_peft_folder(folder)) return path;
-  constexpr auto weights = checkpoint::LoadParts::model_only;
-  if (const auto found = checkpoint::find_latest(ranks, path, {}, weights)) {
-    for (const std::string& reason : found->skipped) {
-      if (ranks.rank() == 0) fmt::print(stderr, "tessera: passed over {}\n", printable(reason));
-    }
-    return found->path;
-  }
-  fail(ErrorCode::checkpoint,
-       "{}: no config.json there; name a folder that sentence-transformers, transformers or "
-       "tessera train saved",
-       folder);
-}
 
 std::vector<checkpoint::LogicalTensor> whole_tensors(const nn::Module& module) {
   std::vector<checkpoint::LogicalTensor> tensors;

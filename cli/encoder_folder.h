@@ -16,10 +16,6 @@
 
 namespace tessera::cli {
 
-// The folder itself, or, of a folder of steps, the newest that is whole. Error(checkpoint) with the
-// way out where neither is a model's. Collective.
-std::filesystem::path find_model_folder(const std::string& folder, comm::Communicator& ranks);
-
 // Every element of a module that is not sharded.
 std::vector<checkpoint::LogicalTensor> whole_tensors(const nn::Module& module);
 

@@ -11,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/base/error.h"
+
 namespace tessera::cli {
 namespace {
 
@@ -146,6 +148,19 @@ std::optional<FreeMemory> free_memory_of_rank(int ranks, int in_process, const f
     }
   }
   return least;
+}
+
+std::int64_t peak_resident_bytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string name; status >> name; std::getline(status, name)) {
+    std::int64_t kibibytes = 0;
+    if (name == "VmHWM:" && status >> kibibytes) return kibibytes * 1024;
+  }
+  // Some sandboxes do not tell it. This one counts what the process held before it became this
+  // program: a parent's memory after fork and exec.
+  rusage usage{};
+  TESSERA_SYSTEM(::getrusage(RUSAGE_SELF, &usage));
+  return static_cast<std::int64_t>(usage.ru_maxrss) * 1024;
 }
 
 }  // namespace tessera::cli

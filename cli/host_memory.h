@@ -25,4 +25,7 @@ std::optional<FreeMemory> free_memory_of_host(const std::filesystem::path& root 
 std::optional<FreeMemory> free_memory_of_rank(int ranks, int in_process,
                                               const std::filesystem::path& root = "/");
 
+// The peak resident memory of this process so far.
+std::int64_t peak_resident_bytes();
+
 }  // namespace tessera::cli

@@ -2,7 +2,6 @@
 #include "cli/metrics.h"
 
 #include <fmt/format.h>
-#include <sys/resource.h>
 
 #include <cmath>
 #include <fstream>
@@ -74,19 +73,6 @@ void MetricsWriter::write_evaluation(std::int64_t step,
     line += fmt::format(", \"{}\": {}", name, number(value));
   }
   file_.append(line + "}\n", step);
-}
-
-std::int64_t peak_resident_bytes() {
-  std::ifstream status("/proc/self/status");
-  for (std::string name; status >> name; std::getline(status, name)) {
-    std::int64_t kibibytes = 0;
-    if (name == "VmHWM:" && status >> kibibytes) return kibibytes * 1024;
-  }
-  // Some sandboxes do not tell it. This one counts what the process held before it became this
-  // program: a parent's memory after fork and exec.
-  rusage usage{};
-  TESSERA_SYSTEM(::getrusage(RUSAGE_SELF, &usage));
-  return static_cast<std::int64_t>(usage.ru_maxrss) * 1024;
 }
 
 }  // namespace tessera::cli

@@ -3,12 +3,14 @@
 
 #include <fmt/format.h>
 
+#include <cstdio>
 #include <filesystem>
 
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/lineage.h"
 #include "checkpoint/peft.h"
-#include "cli/encoder_folder.h"
 #include "kernels/base/error.h"
+#include "kernels/base/printable.h"
 #include "models/model_folder.h"
 
 namespace tessera::cli {
@@ -25,6 +27,23 @@ std::string folder_of_plan(const std::string& folder) {
 }
 
 }  // namespace
+
+fs::path find_model_folder(const std::string& folder, comm::Communicator& ranks) {
+  models::require_model_folder(folder);
+  fs::path path = folder;
+  if (fs::exists(path / "config.json") || checkpoint::is_peft_folder(folder)) return path;
+  constexpr auto weights = checkpoint::LoadParts::model_only;
+  if (const auto found = checkpoint::find_latest(ranks, path, {}, weights)) {
+    for (const std::string& reason : found->skipped) {
+      if (ranks.rank() == 0) fmt::print(stderr, "tessera: passed over {}\n", printable(reason));
+    }
+    return found->path;
+  }
+  fail(ErrorCode::checkpoint,
+       "{}: no config.json there; name a folder that sentence-transformers, transformers or "
+       "tessera train saved",
+       folder);
+}
 
 Recipe with_model_folder(const Recipe& recipe, const Context& context) {
   if (!recipe.model.pretrained) return recipe;

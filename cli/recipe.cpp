@@ -9,7 +9,6 @@
 #include <iterator>
 #include <set>
 
-#include "cli/accelerate_config.h"
 #include "cli/nearest.h"
 #include "cli/other_words.h"
 #include "cli/recipe_schema.h"
@@ -206,12 +205,12 @@ void apply(const std::vector<Leaf>& leaves, bool overriding, Recipe& recipe) {
   }
 }
 
-// The settings of a configuration file, or its assumed ones, which a recipe's own keys go before.
-// What the recipe says otherwise is noted.
-void apply_configuration(const AccelerateConfig& config, bool assumed,
+// Applies the outer settings, or the assumed ones, which a recipe's own keys override. Notes the
+// keys of the recipe that lose.
+void apply_configuration(const OuterSettings& outer, bool assumed,
                          const std::vector<Leaf>& overrides, const std::vector<Leaf>& recipe_leaves,
                          Recipe& recipe) {
-  for (const AccelerateSetting& setting : config.settings) {
+  for (const OuterSetting& setting : outer.settings) {
     const auto says = [&](const Leaf& leaf) { return same_key(leaf.name, setting.recipe_key); };
     const bool taken_back = std::any_of(overrides.begin(), overrides.end(), [&](const Leaf& leaf) {
       return leaf.value.kind == YamlNode::Kind::null && says(leaf);
@@ -227,8 +226,8 @@ void apply_configuration(const AccelerateConfig& config, bool assumed,
                                        own->where, own->name, describe(own->value)));
   }
   if (!assumed) {
-    recipe.notes.insert(recipe.notes.begin(), config.notes.begin(), config.notes.end());
-    recipe.configured_ranks = config.processes;
+    recipe.notes.insert(recipe.notes.begin(), outer.notes.begin(), outer.notes.end());
+    recipe.configured_ranks = outer.processes;
   }
 }
 
@@ -247,7 +246,7 @@ bool is_of_another_model(const RecipeKey& key, const Recipe& recipe) {
 }  // namespace
 
 Recipe parse_recipe(std::string_view text, const std::string& source,
-                    const std::vector<std::string>& overrides, const AccelerateConfig* config) {
+                    const std::vector<std::string>& overrides, const OuterSettings* outer) {
   const YamlNode root = parse_yaml(text, source);
   TESSERA_CHECK(root.kind != YamlNode::Kind::null, ErrorCode::configuration,
                 "{}: empty; a recipe needs at least data.train (docs/recipe.md)", source);
@@ -269,9 +268,9 @@ Recipe parse_recipe(std::string_view text, const std::string& source,
     std::erase_if(leaves, [&](const Leaf& leaf) { return same_key(leaf.name, setting.name); });
     if (decides) leaves.push_back(setting);
   }
-  if (config != nullptr) apply_configuration(*config, true, settings, {}, recipe);
+  if (outer != nullptr) apply_configuration(*outer, true, settings, {}, recipe);
   apply(leaves, false, recipe);
-  if (config != nullptr) apply_configuration(*config, false, settings, leaves, recipe);
+  if (outer != nullptr) apply_configuration(*outer, false, settings, leaves, recipe);
   apply(settings, true, recipe);
   complete_model(recipe);
   return recipe;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "cli/yaml_tree.h"
 #include "engine/nn/lora_options.h"
 #include "kernels/base/dtype.h"
 #include "sharding/comm/world.h"
@@ -211,16 +212,30 @@ struct Recipe {
   std::optional<int> configured_ranks;  // of a configuration file
 };
 
-struct AccelerateConfig;  // cli/accelerate_config.h
+// A key that another file sets, such as Accelerate's configuration.
+struct OuterSetting {
+  std::string recipe_key;  // "sharding.sharding_strategy"
+  YamlNode value;
+  std::string where;
+  std::string said;      // "fsdp_sharding_strategy: 1"
+  bool assumed = false;  // a default: a recipe's own key goes before it
+};
+
+struct OuterSettings {
+  std::vector<OuterSetting> settings;
+  std::optional<int> processes;    // on all nodes
+  std::vector<std::string> notes;  // for the user, one line each
+};
 
 // Reads a recipe file and applies `--set key=value` texts in their order. Throws
 // Error(configuration) with file, line and key for anything that is not a known key with a value of
 // its type and range.
 Recipe load_recipe(const std::filesystem::path& path, const std::vector<std::string>& overrides);
-// The keys of a configuration file, if there is one, go before the recipe's.
+// The keys of `outer`, if it is given, go before the recipe's, except those that are assumed. Keys
+// that this changes are named in the recipe's notes.
 Recipe parse_recipe(std::string_view text, const std::string& source,
                     const std::vector<std::string>& overrides,
-                    const AccelerateConfig* config = nullptr);
+                    const OuterSettings* outer = nullptr);
 
 // Whether adapters are trained in place of the model.
 bool trains_adapters(const Recipe& recipe);

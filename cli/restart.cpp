@@ -11,7 +11,6 @@
 #include <string_view>
 
 #include "checkpoint/checksum.h"
-#include "checkpoint/manifest.h"
 #include "sharding/comm/communicator.h"
 
 namespace tessera::cli {

@@ -47,4 +47,11 @@ const std::vector<Subcommand>& subcommands() {
   return list;
 }
 
+Argument config_file_argument(std::string* target) {
+  return {.name = "--config-file",
+          .target = target,
+          .help = "An Accelerate configuration (YAML or JSON), whose keys go before the recipe's",
+          .type = "FILE"};
+}
+
 }  // namespace tessera::cli

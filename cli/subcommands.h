@@ -2,6 +2,7 @@
 // subcommands.cpp.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "cli/command.h"
@@ -9,6 +10,9 @@
 namespace tessera::cli {
 
 const std::vector<Subcommand>& subcommands();
+
+// An argument that several subcommands share: --config-file, which goes with a recipe.
+Argument config_file_argument(std::string* target);
 
 Command describe_train();
 Command describe_plan();

@@ -10,6 +10,7 @@
 
 #include "checkpoint/peft.h"
 #include "cli/device.h"
+#include "cli/host_memory.h"
 #include "cli/interruption.h"
 #include "cli/pretrained_folder.h"
 #include "cli/recipe_task.h"

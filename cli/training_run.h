@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "checkpoint/async_save.h"
-#include "cli/metrics.h"
 #include "cli/recipe.h"
+#include "cli/step_metrics.h"
 #include "engine/optim/optimizer.h"
 #include "engine/optim/schedule.h"
 #include "sharding/fully_shard.h"

@@ -11,6 +11,7 @@
 #include "engine/memory_kind.h"
 #include "engine/module_call.h"
 #include "engine/ops/checks.h"
+#include "engine/pass.h"
 #include "engine/recompute_region.h"
 #include "kernels/base/error.h"
 
@@ -427,8 +428,12 @@ void backward(const Tensor& root, const Tensor& seed, bool retain_graph) {
   Run run;
   run.retain_graph = retain_graph;
   active_run = &run;
+  current_pass().backward = true;
   struct Reset {
-    ~Reset() { active_run = nullptr; }
+    ~Reset() {
+      active_run = nullptr;
+      current_pass().backward = false;
+    }
   } const reset;
   try {
     Engine().run(root, seed);

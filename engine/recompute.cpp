@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "engine/offload/activation_offload.h"
+#include "engine/pass.h"
 #include "engine/recompute_region.h"
 #include "kernels/base/error.h"
 
@@ -31,11 +32,13 @@ class SecondRun {
       : generator_(generator_state()),
         device_(device),
         previous_(std::exchange(second_run, &region)) {
+    current_pass().second_run = true;
     set_generator_state(generator);
   }
   ~SecondRun() {
     set_generator_state(generator_);
     second_run = previous_;
+    current_pass().second_run = previous_ != nullptr;
   }
   SecondRun(const SecondRun&) = delete;
   SecondRun& operator=(const SecondRun&) = delete;
@@ -55,10 +58,6 @@ Region::Region(const RecomputeOptions& options)
     TESSERA_REQUIRE(!options.keep.contains(op) || keepable_ops.contains(op),
                     "recompute: the result of {} cannot be kept", name_of(op));
   }
-}
-
-bool Region::in_second_run() {
-  return second_run != nullptr;
 }
 
 bool Region::in_first_run() {

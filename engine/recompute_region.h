@@ -25,7 +25,6 @@ class Region {
 
   // Whether ops of the thread are part of a first run.
   static bool in_first_run();
-  static bool in_second_run();
   // Tells the runs that are under way on the thread of an op. True: it is part of a first run, and
   // the node has become its stand-in.
   static bool pass_op(const std::shared_ptr<Node>& node, Reads reads);

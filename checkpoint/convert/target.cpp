@@ -8,6 +8,7 @@
 #include <random>
 #include <utility>
 
+#include "checkpoint/checksum.h"
 #include "checkpoint/file.h"
 #include "checkpoint/folder_lock.h"
 #include "checkpoint/formats/format.h"

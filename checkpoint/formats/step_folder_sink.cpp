@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "checkpoint/checksum.h"
 #include "checkpoint/formats/streamed_file.h"
 #include "checkpoint/hugging_face.h"
 #include "checkpoint/manifest.h"

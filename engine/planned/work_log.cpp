@@ -1,8 +1,7 @@
 // The lanes of a planned step.
 #include "engine/planned/work_log.h"
 
-#include "engine/autograd.h"
-#include "engine/recompute_region.h"
+#include "engine/pass.h"
 
 namespace tessera {
 namespace {
@@ -18,8 +17,8 @@ std::uint32_t WorkLog::add_lane(std::string_view name) {
 
 void WorkLog::add(LoggedWork work) {
   work.issued = lanes_[host].end;
-  work.again = autograd::Region::in_second_run();
-  work.backward = autograd::in_backward();
+  work.again = current_pass().second_run;
+  work.backward = current_pass().backward;
   ++lanes_[work.lane].end;
   entries_.push_back(work);
 }
