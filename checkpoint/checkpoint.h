@@ -18,9 +18,9 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/line.h"
-#include "checkpoint/state.h"
-#include "sharding/comm/communicator.h"
+#include "checkpoint/state/line.h"
+#include "checkpoint/state/state.h"
+#include "comm/communicator.h"
 
 namespace tessera::checkpoint {
 

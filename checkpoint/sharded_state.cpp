@@ -6,9 +6,9 @@
 #include <map>
 #include <utility>
 
+#include "base/error.h"
 #include "checkpoint/load_pieces.h"
-#include "checkpoint/scalars_json.h"
-#include "kernels/base/error.h"
+#include "checkpoint/state/scalars_json.h"
 
 namespace tessera::checkpoint {
 namespace {

@@ -12,12 +12,12 @@
 #include <type_traits>
 #include <utility>
 
-#include "cli/nearest.h"
-#include "cli/other_words.h"
-#include "cli/recipe_schema.h"
+#include "base/error.h"
+#include "base/text/nearest.h"
+#include "base/version.h"
 #include "cli/subcommands.h"
-#include "kernels/base/error.h"
-#include "kernels/base/version.h"
+#include "training/recipe/other_words.h"
+#include "training/recipe/schema.h"
 
 namespace tessera::cli {
 namespace {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "cli/command_line.h"
-#include "sharding/run.h"
+#include "sharding/context/run.h"
 
 namespace tessera::cli {
 

@@ -1,16 +1,12 @@
-# Every bench/*_bench.cpp is a program of that name; other sources there are shared by them.
-file(GLOB tessera_benchmarks CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/bench/*_bench.cpp)
-file(GLOB tessera_bench_support CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/bench/*.cpp)
-list(REMOVE_ITEM tessera_bench_support ${tessera_benchmarks})
+# Every bench/programs/*_bench.cpp is a program of that name.
+file(GLOB tessera_benchmarks CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/bench/programs/*_bench.cpp)
 if(NOT TESSERA_CUDA)
   list(FILTER tessera_benchmarks EXCLUDE REGEX "/cuda_kernels_bench\\.cpp$")  # it calls CUDA itself
 endif()
-add_library(tessera_bench_support STATIC ${tessera_bench_support})
-target_link_libraries(tessera_bench_support PUBLIC tessera DNNL::dnnl PRIVATE tessera_settings)
 foreach(source IN LISTS tessera_benchmarks)
   cmake_path(GET source STEM name)
   add_executable(${name} ${source})
-  target_link_libraries(${name} PRIVATE tessera_bench_support tessera tessera_settings DNNL::dnnl OpenMP::OpenMP_CXX)
+  target_link_libraries(${name} PRIVATE tessera_bare_products tessera tessera_settings DNNL::dnnl OpenMP::OpenMP_CXX)
   if(name STREQUAL "cuda_kernels_bench")
     target_link_libraries(${name} PRIVATE CUDA::cudart_static)
   endif()
@@ -34,7 +30,7 @@ endif()
 file(GLOB tessera_kernels_bench CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/bench/kernels/*.cpp)
 tessera_together(tessera_kernels_bench kernels_bench 5)
 add_executable(kernels_bench ${tessera_kernels_bench})
-target_link_libraries(kernels_bench PRIVATE tessera_bench_support tessera tessera_settings benchmark::benchmark)
+target_link_libraries(kernels_bench PRIVATE tessera_bare_products tessera tessera_settings benchmark::benchmark)
 set_target_properties(kernels_bench PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
 if(TESSERA_TESTS AND NOT TESSERA_SANITIZE)
   # A word on every row takes a second; running each once, half a minute.

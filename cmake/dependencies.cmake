@@ -9,7 +9,7 @@ find_package(nlohmann_json 3.10 CONFIG REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(libhwy REQUIRED IMPORTED_TARGET GLOBAL libhwy)
 pkg_check_modules(libxxhash REQUIRED IMPORTED_TARGET GLOBAL libxxhash)
-# The proofs of the control plane (sharding/comm/control/job_key.h).
+# The proofs of the control plane (comm/control/job_key.h).
 pkg_check_modules(libsodium REQUIRED IMPORTED_TARGET GLOBAL libsodium)
 # Tokenizers: characters, patterns, SentencePiece's models.
 pkg_check_modules(icu-uc REQUIRED IMPORTED_TARGET GLOBAL icu-uc)

@@ -1,20 +1,14 @@
-# The library of all floors below bench and cli, a static archive unless BUILD_SHARED_LIBS is on.
+# The library of all floors below the program's, a static archive unless BUILD_SHARED_LIBS is on.
 #
-# What does not depend on the kind of device is compiled once (tessera_kernels, tessera_core). Two archives hold it:
-# `tessera`, with the CUDA device or with the sources that say it is absent, and for the tests `tessera_emulated`, whose
-# CUDA device runs on the emulator (emulator/CMakeLists.txt).
-file(GLOB_RECURSE tessera_kernel_sources CONFIGURE_DEPENDS
-     ${PROJECT_SOURCE_DIR}/kernels/base/*.cpp ${PROJECT_SOURCE_DIR}/kernels/cpu/*.cpp)
-file(GLOB_RECURSE tessera_core_sources CONFIGURE_DEPENDS
-     ${PROJECT_SOURCE_DIR}/engine/*.cpp ${PROJECT_SOURCE_DIR}/sharding/*.cpp
-     ${PROJECT_SOURCE_DIR}/checkpoint/*.cpp ${PROJECT_SOURCE_DIR}/tokenizers/*.cpp
-     ${PROJECT_SOURCE_DIR}/models/*.cpp ${PROJECT_SOURCE_DIR}/tasks/*.cpp)
+# Each floor is a target of its own, tessera_<floor>, compiled once. Two archives hold them all: `tessera`, with the CUDA
+# device or with the sources that report its absence, and for the tests `tessera_emulated`, whose CUDA device runs on the
+# emulator (emulator/CMakeLists.txt).
+set(tessera_floors base kernels engine comm sharding checkpoint tokenizers models tasks)  # from the ground up
 file(GLOB_RECURSE tessera_cuda_sources CONFIGURE_DEPENDS
      ${PROJECT_SOURCE_DIR}/kernels/cuda/*.cpp ${PROJECT_SOURCE_DIR}/kernels/cuda/*.cu
-     ${PROJECT_SOURCE_DIR}/engine/cuda/*.cpp ${PROJECT_SOURCE_DIR}/sharding/comm/nccl/*.cpp)
+     ${PROJECT_SOURCE_DIR}/engine/cuda/*.cpp ${PROJECT_SOURCE_DIR}/comm/nccl/*.cpp)
 set(tessera_cuda_absent_sources
-    ${PROJECT_SOURCE_DIR}/engine/cuda_absent.cpp ${PROJECT_SOURCE_DIR}/sharding/comm/nccl_absent.cpp)
-list(REMOVE_ITEM tessera_core_sources ${tessera_cuda_sources} ${tessera_cuda_absent_sources})
+    ${PROJECT_SOURCE_DIR}/engine/backends/cuda_absent.cpp ${PROJECT_SOURCE_DIR}/comm/connect/nccl_absent.cpp)
 
 # How the project's own code is compiled (tessera_flags), and from where: its files name each other by their path from the
 # repository's root, which users of the library never see (tessera_settings).
@@ -59,17 +53,26 @@ function(tessera_library_usage target)
             PkgConfig::libsodium ${CMAKE_DL_LIBS})
 endfunction()
 
-add_library(tessera_kernels OBJECT ${tessera_kernel_sources})
-tessera_library_usage(tessera_kernels)
-tessera_together(tessera_core_sources core 8)
-add_library(tessera_core OBJECT ${tessera_core_sources})
-tessera_library_usage(tessera_core)
-if(TESSERA_SANITIZE)
-  set_target_properties(tessera_kernels PROPERTIES TESSERA_OPTIMISATION -O1)
-  set_target_properties(tessera_core PROPERTIES TESSERA_OPTIMISATION -O0)  # it computes little
-endif()
+set(tessera_floor_objects)
+foreach(floor IN LISTS tessera_floors)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${floor}/*.cpp)
+  list(REMOVE_ITEM sources ${tessera_cuda_sources} ${tessera_cuda_absent_sources})
+  if(NOT floor STREQUAL "kernels")  # a vectorised kernel is compiled several times as it is
+    tessera_together(sources ${floor} 8)
+  endif()
+  add_library(tessera_${floor} OBJECT ${sources})
+  tessera_library_usage(tessera_${floor})
+  if(TESSERA_SANITIZE)
+    if(floor MATCHES "^(base|kernels)$")
+      set_target_properties(tessera_${floor} PROPERTIES TESSERA_OPTIMISATION -O1)
+    else()
+      set_target_properties(tessera_${floor} PROPERTIES TESSERA_OPTIMISATION -O0)  # it computes little
+    endif()
+  endif()
+  list(APPEND tessera_floor_objects $<TARGET_OBJECTS:tessera_${floor}>)
+endforeach()
 
-add_library(tessera $<TARGET_OBJECTS:tessera_kernels> $<TARGET_OBJECTS:tessera_core>)
+add_library(tessera ${tessera_floor_objects})
 tessera_library_usage(tessera)
 # Before 1.0 a minor version may change what programs are linked with.
 set_target_properties(tessera PROPERTIES

@@ -1,9 +1,17 @@
-# The program `tessera`.
+# The program `tessera`: a library for each of its floors, and `main`.
 find_package(CLI11 CONFIG REQUIRED)
 find_package(yaml-cpp CONFIG REQUIRED)
-file(GLOB_RECURSE tessera_cli_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cli/*.cpp)
+set(tessera_program_floors launch training planner logs bench cli)  # from the ground up
+foreach(floor IN LISTS tessera_program_floors)
+  file(GLOB_RECURSE tessera_${floor}_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${floor}/*.cpp)
+endforeach()
+# The rest of bench/ is programs of its own (cmake/benchmarks.cmake).
+list(FILTER tessera_bench_sources INCLUDE REGEX "/bench/harness/")
+list(REMOVE_ITEM tessera_bench_sources ${PROJECT_SOURCE_DIR}/bench/harness/bare_products.cpp)
 list(REMOVE_ITEM tessera_cli_sources ${PROJECT_SOURCE_DIR}/cli/main.cpp)
-tessera_together(tessera_cli_sources cli 6)
+foreach(floor IN LISTS tessera_program_floors)
+  tessera_together(tessera_${floor}_sources ${floor} 6)
+endforeach()
 # The page that --html fills, as data of the program.
 file(GLOB tessera_page_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cli/report/*)
 add_custom_command(
@@ -24,7 +32,7 @@ foreach(cluster IN LISTS tessera_clusters)
 endforeach()
 file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/shipped_clusters.cpp @ONLY CONTENT [[
 // Made from clusters/*.yaml.
-#include "cli/cluster_file.h"
+#include "planner/cluster_file.h"
 
 namespace tessera::cli {
 
@@ -36,13 +44,17 @@ const std::vector<ShippedCluster>& shipped_clusters() {
 
 }  // namespace tessera::cli
 ]])
-list(APPEND tessera_cli_sources ${PROJECT_BINARY_DIR}/shipped_clusters.cpp)
-add_library(tessera_cli STATIC ${tessera_cli_sources})
-target_link_libraries(tessera_cli PUBLIC tessera CLI11::CLI11 yaml-cpp PRIVATE tessera_settings)
+list(APPEND tessera_planner_sources ${PROJECT_BINARY_DIR}/shipped_clusters.cpp)
+set(below tessera)
+foreach(floor IN LISTS tessera_program_floors)
+  add_library(tessera_${floor} STATIC ${tessera_${floor}_sources})
+  target_link_libraries(tessera_${floor} PUBLIC ${below} PRIVATE tessera_settings)
+  set(below tessera_${floor})
+endforeach()
+target_link_libraries(tessera_training PUBLIC yaml-cpp)
+target_link_libraries(tessera_bench PRIVATE tessera_bare_products)
+target_link_libraries(tessera_cli PUBLIC CLI11::CLI11)
 add_executable(tessera_program ${PROJECT_SOURCE_DIR}/cli/main.cpp)
 set_target_properties(tessera_program PROPERTIES OUTPUT_NAME tessera
                       RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
 target_link_libraries(tessera_program PRIVATE tessera_cli tessera_settings)
-# `tessera bench` times the same bare products as the benchmarks do.
-target_sources(tessera_cli PRIVATE ${PROJECT_SOURCE_DIR}/bench/bare_products.cpp)
-target_link_libraries(tessera_cli PRIVATE DNNL::dnnl)

@@ -5,10 +5,10 @@
 set(tessera_public_include ${PROJECT_BINARY_DIR}/include)
 
 # These, and what they include.
-file(GLOB tessera_public_roots RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS
+file(GLOB_RECURSE tessera_public_roots RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS
      ${PROJECT_SOURCE_DIR}/tessera/*.h ${PROJECT_SOURCE_DIR}/models/*.h ${PROJECT_SOURCE_DIR}/engine/data/*.h)
 list(APPEND tessera_public_roots
-     kernels/base/parallel.h tasks/evaluators.h tasks/sentence_losses.h tokenizers/load.h)
+     base/parallel.h tasks/evaluators.h tasks/sentence_losses.h tokenizers/load.h)
 list(JOIN tessera_public_roots "," tessera_public_roots)
 
 set(tessera_write_public_headers ${CMAKE_COMMAND} -D SOURCE=${PROJECT_SOURCE_DIR} -D DESTINATION=${tessera_public_include}
@@ -16,8 +16,8 @@ set(tessera_write_public_headers ${CMAKE_COMMAND} -D SOURCE=${PROJECT_SOURCE_DIR
 # Once at configuration, for editors and clang-tidy, which need no build.
 execute_process(COMMAND ${tessera_write_public_headers} COMMAND_ERROR_IS_FATAL ANY)
 
-set(tessera_floors kernels engine sharding checkpoint tokenizers models tasks tessera)
-list(TRANSFORM tessera_floors REPLACE "(.+)" "${PROJECT_SOURCE_DIR}/\\1/*.h" OUTPUT_VARIABLE tessera_header_patterns)
+set(tessera_public_floors base kernels engine comm sharding checkpoint tokenizers models tasks tessera)
+list(TRANSFORM tessera_public_floors REPLACE "(.+)" "${PROJECT_SOURCE_DIR}/\\1/*.h" OUTPUT_VARIABLE tessera_header_patterns)
 file(GLOB_RECURSE tessera_headers CONFIGURE_DEPENDS ${tessera_header_patterns})
 set(tessera_public_stamp ${PROJECT_BINARY_DIR}/public_headers.stamp)
 add_custom_command(OUTPUT ${tessera_public_stamp}

@@ -6,11 +6,11 @@
 cmake_minimum_required(VERSION 3.25)
 
 # What a public header may not lead to: the insides of the kernels and of the devices.
-set(internal "-inl\\.h$|^emulator/|^kernels/(cpu|cuda)/|^engine/(cpu|cuda)/|^sharding/comm/(nccl|control|shared|watch|hosts)/|^cli/|^bench/")
+set(internal "-inl\\.h$|^emulator/|^kernels/(cpu|cuda)/|^engine/(cpu|cuda)/|^comm/(connect|control|hosts|mpi|nccl|shared|watch)/|^(launch|training|planner|logs|bench|cli)/")
 
 # What every public header includes before anything else; `#if TESSERA_VERSION` needs no C++20.
-set(first kernels/base/cpp20.h)
-set(without_first ${first} version.h kernels/base/version.h)
+set(first base/cpp20.h)
+set(without_first ${first} version.h base/version.h)
 
 string(REPLACE "," ";" waiting "${HEADERS}")
 list(APPEND waiting ${first})

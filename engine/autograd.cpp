@@ -6,14 +6,14 @@
 #include <exception>
 #include <unordered_set>
 
+#include "base/error.h"
 #include "engine/autograd_node.h"
-#include "engine/launch.h"
-#include "engine/memory_kind.h"
+#include "engine/device/launch.h"
+#include "engine/device/memory_kind.h"
+#include "engine/device/pass.h"
 #include "engine/module_call.h"
-#include "engine/ops/checks.h"
-#include "engine/pass.h"
+#include "engine/op_checks.h"
 #include "engine/recompute_region.h"
-#include "kernels/base/error.h"
 
 namespace tessera {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <utility>
 
+#include "base/error.h"
 #include "engine/autograd.h"
-#include "kernels/base/error.h"
 
 namespace tessera {
 namespace {

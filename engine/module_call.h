@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/base/error_place.h"
+#include "base/error_place.h"
 
 namespace tessera {
 

@@ -1,4 +1,4 @@
-// Tensor operations. Each is differentiable (engine/ops/op_list.h) unless it says otherwise; each
+// Tensor operations. Each is differentiable (engine/op_list.h) unless it says otherwise; each
 // checks shapes and dtypes and throws std::logic_error that names the op, them, and the module
 // whose call is open. Arithmetic is fp32 whatever the storage (fp64 for fp64); integers are for
 // ids, targets and masks, and become numbers to compute with by cast().

@@ -1,7 +1,7 @@
 // The thread's generator state.
 #include "engine/random.h"
 
-#include "kernels/base/error.h"
+#include "base/error.h"
 
 namespace tessera {
 namespace {

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <optional>
 
-#include "engine/offload/activation_offload.h"
-#include "engine/pass.h"
+#include "base/error.h"
+#include "engine/activation_offload.h"
+#include "engine/device/pass.h"
 #include "engine/recompute_region.h"
-#include "kernels/base/error.h"
 
 namespace tessera {
 namespace autograd {

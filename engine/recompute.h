@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/ops/op_list.h"
+#include "engine/op_list.h"
 #include "engine/tensor.h"
 
 namespace tessera {

@@ -1,9 +1,9 @@
 // What nodes keep for their backward, and the hooks of programs on gradients.
 #include <utility>
 
+#include "base/error.h"
 #include "engine/autograd_node.h"
 #include "engine/recompute_region.h"
-#include "kernels/base/error.h"
 
 namespace tessera::autograd {
 

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "kernels/base/error.h"
+#include "base/error.h"
 
 namespace tessera {
 

@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/error.h"
+#include "base/low_precision.h"
 #include "engine/autograd.h"
-#include "engine/launch.h"
-#include "engine/queue.h"
-#include "kernels/base/error.h"
-#include "kernels/base/low_precision.h"
+#include "engine/device/launch.h"
+#include "engine/device/queue.h"
 
 namespace tessera {
 

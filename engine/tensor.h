@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include "engine/device.h"
+#include "base/dtype.h"
+#include "engine/device/device.h"
 #include "engine/hook_list.h"
 #include "engine/shape.h"
-#include "engine/storage.h"
-#include "kernels/base/dtype.h"
+#include "engine/storage/storage.h"
 
 namespace tessera {
 

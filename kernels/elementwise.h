@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/base/dtype.h"
+#include "base/dtype.h"
 
 namespace tessera::kernels {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/base/dtype.h"
+#include "base/dtype.h"
 
 namespace tessera::kernels {
 

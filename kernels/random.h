@@ -5,7 +5,7 @@
 #include <array>
 #include <cstdint>
 
-#include "kernels/base/dtype.h"
+#include "base/dtype.h"
 
 namespace tessera::kernels {
 

@@ -1,10 +1,10 @@
-// Between numbers in memory and what travels instead of them (kernels/base/block_float.h).
+// Between numbers in memory and what travels instead of them (base/block_float.h).
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/base/block_float.h"
-#include "kernels/base/dtype.h"
+#include "base/block_float.h"
+#include "base/dtype.h"
 
 namespace tessera::kernels {
 

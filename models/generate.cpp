@@ -5,8 +5,8 @@
 #include <cmath>
 #include <span>
 
+#include "base/error.h"
 #include "engine/autograd.h"
-#include "kernels/base/error.h"
 
 namespace tessera::models {
 namespace {

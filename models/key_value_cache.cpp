@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "kernels/base/error.h"
+#include "base/error.h"
 
 namespace tessera::models {
 

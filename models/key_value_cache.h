@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/decoding.h"
+#include "engine/ops/cache.h"
 
 namespace tessera::models {
 

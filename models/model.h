@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "engine/nn/module.h"
-#include "kernels/base/dtype.h"
 
 namespace tessera::models {
 

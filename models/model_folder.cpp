@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <string_view>
 
-#include "kernels/base/error.h"
+#include "base/error.h"
 
 namespace tessera::models {
 namespace {

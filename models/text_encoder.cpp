@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/base/error.h"
+#include "base/error.h"
 
 namespace tessera::models {
 namespace {

@@ -35,6 +35,10 @@ jobs=${TESSERA_JOBS:-$(default_jobs)}
 # Clones in different places share what ccache holds: paths are taken from the repository.
 export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$root} CCACHE_NOHASHDIR=${CCACHE_NOHASHDIR:-1}
 
+# The folders of sources, from the ground up: the library's floors, and with the program's.
+library_floors=(base kernels engine comm sharding checkpoint tokenizers models tasks)
+floors=("${library_floors[@]}" launch training planner logs bench cli)
+
 # The build folder of a preset: build for release, build-NAME for the others (CMakePresets.json agrees).
 build_folder() { if [[ $1 == release ]]; then echo build; else echo "build-$1"; fi; }
 

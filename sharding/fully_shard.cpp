@@ -7,10 +7,10 @@
 #include <cstring>
 #include <optional>
 
-#include "engine/launch.h"
-#include "engine/queue.h"
-#include "kernels/base/error.h"
-#include "sharding/runtime.h"
+#include "base/error.h"
+#include "engine/device/launch.h"
+#include "engine/device/queue.h"
+#include "sharding/runtime/runtime.h"
 
 namespace tessera {
 namespace {

@@ -9,14 +9,14 @@
 #include <vector>
 
 #include "engine/optim/optimizer.h"
-#include "sharding/context.h"
-#include "sharding/options.h"
-#include "sharding/statistics.h"
+#include "sharding/context/context.h"
+#include "sharding/policy/options.h"
+#include "sharding/runtime/statistics.h"
 
 namespace tessera {
 
 class Runtime;
-class StepRecorder;  // sharding/step_recorder.h
+class StepRecorder;  // sharding/profiler/step_recorder.h
 
 // One rank's part of one logical parameter. `local` holds elements [first, first +
 // local.elements()) of it, row-major.
@@ -62,8 +62,8 @@ class ShardedModel {
   // Collective. The norm over all gradients of parameters() before clipping, the same bits under
   // every strategy. Gradients are scaled to `max_norm` when above it (max_norm <= 0: only
   // measured); the factor is applied when they are read. `loss_scale` is what losses were
-  // multiplied by (sharding/loss_scaler.h): gradients are divided by it first, once, however often
-  // this is called before the next backward.
+  // multiplied by (sharding/context/loss_scaler.h): gradients are divided by it first, once,
+  // however often this is called before the next backward.
   double clip_grad_norm(double max_norm);
   double clip_grad_norm(double max_norm, double loss_scale);
   // Collective. The norm over the gradients of those of parameters() for which `filter` is true; no

@@ -5,9 +5,9 @@
 #include <numeric>
 #include <utility>
 
+#include "base/counted.h"
+#include "base/error.h"
 #include "engine/data/permutation.h"
-#include "kernels/base/counted.h"
-#include "kernels/base/error.h"
 
 namespace tessera::tasks {
 

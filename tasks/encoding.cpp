@@ -9,11 +9,11 @@
 #include <numeric>
 #include <utility>
 
+#include "base/error.h"
 #include "engine/autograd.h"
+#include "engine/device/queue.h"
+#include "engine/device/stream.h"
 #include "engine/ops.h"
-#include "engine/queue.h"
-#include "engine/stream.h"
-#include "kernels/base/error.h"
 
 namespace tessera::tasks {
 namespace {

@@ -5,9 +5,9 @@
 #include <limits>
 #include <utility>
 
+#include "base/error.h"
 #include "engine/autograd.h"
 #include "engine/ops.h"
-#include "kernels/base/error.h"
 #include "tasks/evaluators.h"
 
 namespace tessera::tasks {

@@ -7,7 +7,7 @@
 #include <map>
 #include <numeric>
 
-#include "kernels/base/error.h"
+#include "base/error.h"
 
 namespace tessera::tasks {
 namespace {

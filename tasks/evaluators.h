@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "engine/tensor.h"
-#include "sharding/context.h"
+#include "sharding/context/context.h"
 #include "tasks/encoding.h"
 
 namespace tessera::tasks {

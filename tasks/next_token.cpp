@@ -6,13 +6,13 @@
 
 #include <algorithm>
 
+#include "base/counted.h"
+#include "base/error.h"
 #include "engine/autograd.h"
 #include "engine/data/permutation.h"
 #include "engine/data/samples.h"
-#include "engine/memory_kind.h"
-#include "kernels/base/counted.h"
-#include "kernels/base/error.h"
-#include "models/registry.h"
+#include "engine/device/memory_kind.h"
+#include "models/registry/registry.h"
 
 namespace tessera::tasks {
 namespace {

@@ -5,7 +5,7 @@
 #include <deque>
 #include <memory>
 
-#include "engine/stream.h"
+#include "engine/device/stream.h"
 #include "tasks/batch_order.h"
 #include "tasks/task.h"
 

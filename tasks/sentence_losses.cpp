@@ -3,8 +3,8 @@
 
 #include <vector>
 
+#include "base/error.h"
 #include "engine/ops.h"
-#include "kernels/base/error.h"
 
 namespace tessera::tasks {
 namespace {

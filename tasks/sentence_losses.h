@@ -10,7 +10,7 @@
 
 #include "engine/nn/layers.h"
 #include "engine/tensor.h"
-#include "sharding/context.h"
+#include "sharding/context/context.h"
 
 namespace tessera::tasks {
 

@@ -8,12 +8,12 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/counted.h"
+#include "base/error.h"
 #include "engine/data/permutation.h"
-#include "engine/memory_kind.h"
+#include "engine/device/memory_kind.h"
 #include "engine/nn/layers.h"
 #include "engine/ops.h"
-#include "kernels/base/counted.h"
-#include "kernels/base/error.h"
 #include "tasks/encoding.h"
 #include "tasks/evaluators.h"
 #include "tasks/sentence_losses.h"

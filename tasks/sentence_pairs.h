@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "engine/data/tokenizer.h"
-#include "models/sentence_encoder.h"
+#include "models/sentence_encoder/sentence_encoder.h"
 #include "tasks/table.h"
 #include "tasks/task.h"
 

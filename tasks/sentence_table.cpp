@@ -10,8 +10,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/error.h"
 #include "engine/data/permutation.h"
-#include "kernels/base/error.h"
 
 namespace tessera::tasks {
 namespace {

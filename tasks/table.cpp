@@ -15,8 +15,8 @@
 #include <string_view>
 #include <utility>
 
+#include "base/error.h"
 #include "engine/data/permutation.h"
-#include "kernels/base/error.h"
 #include "tasks/table_rows.h"
 
 namespace tessera::tasks {

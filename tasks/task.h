@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/scalars.h"
+#include "checkpoint/state/scalars.h"
 #include "models/model.h"
-#include "sharding/context.h"
+#include "sharding/context/context.h"
 
 namespace tessera::tasks {
 

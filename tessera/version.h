@@ -1,4 +1,4 @@
 // The version alone, for `#if TESSERA_VERSION >= 200` and for a program that reports it.
 #pragma once
 
-#include "kernels/base/version.h"
+#include "base/version.h"

@@ -1,6 +1,6 @@
-# The tests of the emulated GPU (tests/cuda, tests/emulator). A test of kernels/cuda/<name> becomes several, one for each
+# The tests of the emulated GPU (tests/cuda, tests/emulator). A test of kernels/cuda/*/<name> becomes several, one for each
 # schedule of the GPU's threads; a test of the device, one for each order of its queues that shows something.
-file(GLOB tessera_cuda_support CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/*_testing.cpp)
+file(GLOB_RECURSE tessera_cuda_support CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/*_testing.cpp)
 add_library(tessera_cuda_test_support STATIC ${tessera_cuda_support} cuda/emulated_device.cpp ${tessera_support_sources})
 target_include_directories(tessera_cuda_test_support PUBLIC ${CMAKE_CURRENT_SOURCE_DIR})
 target_link_libraries(tessera_cuda_test_support PUBLIC tessera_emulated GTest::gtest)
@@ -116,7 +116,7 @@ foreach(floor IN ITEMS cuda emulator)
   foreach(source IN LISTS tessera_test_sources)
     cmake_path(GET source STEM name)
     string(REGEX REPLACE "_test$" "" subject ${name})
-    file(GLOB kernel ${PROJECT_SOURCE_DIR}/kernels/cuda/${subject}.cu ${PROJECT_SOURCE_DIR}/kernels/cuda/${subject}.cpp)
+    file(GLOB kernel ${PROJECT_SOURCE_DIR}/kernels/cuda/*/${subject}.cu ${PROJECT_SOURCE_DIR}/kernels/cuda/*/${subject}.cpp)
     if(name STREQUAL "removed_wait_test")
       tessera_removed_wait_tests()
     elseif(floor STREQUAL "cuda" AND kernel)
@@ -161,7 +161,11 @@ if(TARGET tessera_program AND TARGET cuda_tests AND TESSERA_BENCHMARKS AND NOT T
     set_target_properties(emulated_${name} PROPERTIES OUTPUT_NAME ${name}
                           RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/emulated)
   endfunction()
-  tessera_emulated_program(tessera $<TARGET_OBJECTS:tessera_program> $<TARGET_OBJECTS:tessera_cli>)
+  tessera_emulated_program(tessera $<TARGET_OBJECTS:tessera_program>)
+  foreach(floor IN LISTS tessera_program_floors)
+    target_sources(emulated_tessera PRIVATE $<TARGET_OBJECTS:tessera_${floor}>)
+  endforeach()
+  target_sources(emulated_tessera PRIVATE $<TARGET_OBJECTS:tessera_bare_products>)
   target_link_libraries(emulated_tessera PRIVATE yaml-cpp)
   tessera_emulated_program(cuda_training_bench $<TARGET_OBJECTS:cuda_training_bench>)
 endif()

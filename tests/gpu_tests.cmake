@@ -7,7 +7,7 @@ target_include_directories(gpu_tests SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
 target_link_libraries(gpu_tests PRIVATE tessera tessera_settings GTest::gtest)
 
 # For the other GPUs one file of kernels: whether the compiler takes the words of gpu.h, and registers suffice there.
-add_library(gpu_architectures OBJECT EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/kernels/cuda/attention_forward_bfloat16.cu)
+add_library(gpu_architectures OBJECT EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/kernels/cuda/attention/attention_forward_bfloat16.cu)
 set_target_properties(gpu_architectures PROPERTIES CUDA_ARCHITECTURES "80;100;120")
 target_include_directories(gpu_architectures PRIVATE ${PROJECT_SOURCE_DIR})
 target_compile_options(gpu_architectures PRIVATE $<TARGET_PROPERTY:tessera_cuda_kernels,COMPILE_OPTIONS>)

@@ -34,9 +34,10 @@ endif()
 add_test(NAME cli/completion
          COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/cli/completion_test.py
                  $<TARGET_FILE:tessera_program> ${PROJECT_SOURCE_DIR}/cli/completion.bash)
-add_test(NAME cli/seed_table
-         COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/cli/seed_table_test.py ${PROJECT_SOURCE_DIR})
-set_tests_properties(cli/completion cli/seed_table PROPERTIES LABELS "cli;quick" TIMEOUT 60)
+add_test(NAME bench/seed_table
+         COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/bench/seed_table_test.py ${PROJECT_SOURCE_DIR})
+set_tests_properties(cli/completion PROPERTIES LABELS "cli;quick" TIMEOUT 60)
+set_tests_properties(bench/seed_table PROPERTIES LABELS "bench;quick" TIMEOUT 60)
 # What the planner predicts for published runs: within 20 %, or with a cause, and in the measured order.
 add_test(NAME cli/published_runs
          COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/bench/published/compare.py
@@ -69,7 +70,7 @@ add_test(NAME consumer/from_accelerate
 set_tests_properties(consumer/from_accelerate PROPERTIES LABELS "consumer;quick" TIMEOUT 120)
 # And of a checkpoint's bytes.
 add_test(NAME cli/second_reader
-         COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/cli/second_reader_test.py
+         COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/cli/commands/second_reader_test.py
                  ${CMAKE_BINARY_DIR}/tessera ${PROJECT_SOURCE_DIR})
 set_tests_properties(cli/second_reader PROPERTIES LABELS "cli;quick" TIMEOUT 120)
 # The examples of the README and of docs/cpp-api.md, as a user starts them. examples/ comes after the tests: by path.

@@ -1,8 +1,8 @@
 // Which file of a tokenizer it is, by its name.
 #include "tokenizers/load.h"
 
-#include "kernels/base/error.h"
-#include "tokenizers/files.h"
+#include "base/error.h"
+#include "tokenizers/files/files.h"
 
 namespace tessera::tokenizers {
 namespace {

@@ -9,14 +9,14 @@
 #include <filesystem>
 #include <thread>
 
+#include "base/parallel.h"
 #include "bench/kernels/rows.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/checksum.h"
-#include "checkpoint/file.h"
-#include "checkpoint/snapshot.h"
-#include "engine/memory.h"
-#include "kernels/base/parallel.h"
-#include "sharding/comm/world.h"
+#include "checkpoint/io/checksum.h"
+#include "checkpoint/io/file.h"
+#include "checkpoint/state/snapshot.h"
+#include "comm/world.h"
+#include "engine/device/memory.h"
 
 namespace tessera::bench {
 namespace {

@@ -14,10 +14,10 @@
 #include <cstdio>
 #include <cstring>
 
+#include "base/error.h"
+#include "base/parallel.h"
 #include "bench/kernels/rows.h"
-#include "kernels/base/error.h"
-#include "kernels/base/parallel.h"
-#include "sharding/comm/world.h"
+#include "comm/world.h"
 
 namespace tessera::bench {
 namespace {

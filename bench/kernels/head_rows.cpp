@@ -2,9 +2,9 @@
 // `whole` is cross_entropy(linear()), which keeps the logits.
 #include <algorithm>
 
-#include "bench/bare_products.h"
+#include "bench/harness/bare_products.h"
 #include "bench/kernels/rows.h"
-#include "engine/memory.h"
+#include "engine/device/memory.h"
 #include "engine/ops.h"
 
 namespace tessera::bench {

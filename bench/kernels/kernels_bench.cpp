@@ -8,10 +8,10 @@
 #include <filesystem>
 #include <string_view>
 
+#include "base/parallel.h"
 #include "bench/kernels/rows.h"
-#include "kernels/base/parallel.h"
 #include "kernels/cpu/description.h"
-#include "kernels/cpu/matmul_amx.h"
+#include "kernels/cpu/matmul/matmul_amx.h"
 
 namespace {
 

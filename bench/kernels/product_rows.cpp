@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "bench/bare_products.h"
+#include "bench/harness/bare_products.h"
 #include "bench/kernels/rows.h"
 
 namespace tessera::bench {

@@ -8,8 +8,8 @@
 #include <cstring>
 #include <random>
 
-#include "bench/bare_products.h"
-#include "kernels/base/low_precision.h"
+#include "base/low_precision.h"
+#include "bench/harness/bare_products.h"
 
 namespace tessera::bench {
 namespace {

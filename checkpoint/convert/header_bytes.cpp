@@ -7,11 +7,11 @@
 #include <string>
 #include <system_error>
 
-#include "checkpoint/file.h"
-#include "checkpoint/formats/zip.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/safetensors.h"
-#include "kernels/base/error.h"
+#include "base/error.h"
+#include "checkpoint/formats/torch/zip.h"
+#include "checkpoint/io/file.h"
+#include "checkpoint/safetensors/safetensors.h"
+#include "checkpoint/steps/manifest.h"
 
 namespace tessera::checkpoint {
 

@@ -10,9 +10,9 @@
 #include <optional>
 #include <utility>
 
-#include "checkpoint/hugging_face.h"
-#include "checkpoint/peft.h"
-#include "kernels/base/error.h"
+#include "base/error.h"
+#include "checkpoint/load/hugging_face.h"
+#include "checkpoint/load/peft.h"
 #include "kernels/registry.h"
 
 namespace tessera::checkpoint {

@@ -11,12 +11,12 @@
 #include <tuple>
 #include <utility>
 
+#include "base/counted.h"
+#include "base/error.h"
 #include "checkpoint/convert/names.h"
-#include "checkpoint/file.h"
-#include "checkpoint/json.h"
-#include "checkpoint/scalars_json.h"
-#include "kernels/base/counted.h"
-#include "kernels/base/error.h"
+#include "checkpoint/io/file.h"
+#include "checkpoint/io/json.h"
+#include "checkpoint/state/scalars_json.h"
 
 namespace tessera::checkpoint {
 

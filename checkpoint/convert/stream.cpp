@@ -18,11 +18,11 @@
 #include <mutex>
 #include <utility>
 
-#include "checkpoint/file.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/transfer.h"
-#include "checkpoint/xxh3.h"
-#include "kernels/base/error.h"
+#include "base/error.h"
+#include "checkpoint/io/file.h"
+#include "checkpoint/io/xxh3.h"
+#include "checkpoint/state/transfer.h"
+#include "checkpoint/steps/manifest.h"
 #include "kernels/registry.h"
 
 namespace tessera::checkpoint {

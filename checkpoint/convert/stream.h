@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/convert.h"
+#include "checkpoint/convert/convert.h"
 #include "checkpoint/convert/plan.h"
 
 namespace tessera::checkpoint {

@@ -8,12 +8,12 @@
 #include <random>
 #include <utility>
 
-#include "checkpoint/checksum.h"
-#include "checkpoint/file.h"
-#include "checkpoint/folder_lock.h"
+#include "base/error.h"
 #include "checkpoint/formats/format.h"
-#include "checkpoint/manifest.h"
-#include "kernels/base/error.h"
+#include "checkpoint/io/checksum.h"
+#include "checkpoint/io/file.h"
+#include "checkpoint/io/folder_lock.h"
+#include "checkpoint/steps/manifest.h"
 
 namespace tessera::checkpoint {
 

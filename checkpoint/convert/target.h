@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/folder_lock.h"
+#include "checkpoint/io/folder_lock.h"
 
 namespace tessera::checkpoint {
 

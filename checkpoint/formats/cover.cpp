@@ -9,7 +9,7 @@
 #include <numeric>
 #include <utility>
 
-#include "checkpoint/safetensors.h"
+#include "checkpoint/safetensors/safetensors.h"
 
 namespace tessera::checkpoint::formats {
 

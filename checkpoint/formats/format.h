@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/safetensors.h"
-#include "checkpoint/scalars.h"
+#include "checkpoint/safetensors/safetensors.h"
+#include "checkpoint/state/scalars.h"
 
 namespace tessera::checkpoint::formats {
 

@@ -7,10 +7,10 @@
 #include <array>
 #include <utility>
 
+#include "base/error.h"
 #include "checkpoint/formats/streamed_file.h"
-#include "checkpoint/hugging_face.h"
-#include "checkpoint/manifest.h"
-#include "kernels/base/error.h"
+#include "checkpoint/load/hugging_face.h"
+#include "checkpoint/steps/manifest.h"
 
 namespace tessera::checkpoint::formats {
 

@@ -7,10 +7,10 @@
 #include <cstring>
 #include <utility>
 
-#include "checkpoint/formats/crc32.h"
-#include "checkpoint/formats/pickle.h"
-#include "kernels/base/error.h"
-#include "kernels/base/low_precision.h"
+#include "base/error.h"
+#include "base/low_precision.h"
+#include "checkpoint/formats/pickle/pickle.h"
+#include "checkpoint/io/crc32.h"
 
 namespace tessera::checkpoint::formats {
 

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/file.h"
 #include "checkpoint/formats/cover.h"
 #include "checkpoint/formats/format.h"
+#include "checkpoint/io/file.h"
 
 namespace tessera::checkpoint::formats {
 

@@ -9,10 +9,10 @@
 #include <set>
 #include <utility>
 
-#include "checkpoint/hugging_face.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/xxh3.h"
-#include "kernels/base/error.h"
+#include "base/error.h"
+#include "checkpoint/io/xxh3.h"
+#include "checkpoint/load/hugging_face.h"
+#include "checkpoint/steps/manifest.h"
 
 namespace tessera::checkpoint::formats {
 

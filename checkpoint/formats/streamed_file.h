@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/checksum.h"
-#include "checkpoint/file.h"
 #include "checkpoint/formats/format.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/io/checksum.h"
+#include "checkpoint/io/file.h"
+#include "checkpoint/safetensors/safetensors.h"
 
 struct XXH3_state_s;
 

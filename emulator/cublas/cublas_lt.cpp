@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "emulator/cublas/product.h"
-#include "emulator/runtime/api.h"
+#include "emulator/cuda/api.h"
 
 namespace tessera::emulator {
 namespace cublas {

@@ -1,4 +1,4 @@
-// cuBLASLt on the emulated device: the functions that kernels/cuda/matmul_cublas.cpp calls.
+// cuBLASLt on the emulated device: the functions that kernels/cuda/matmul/matmul_cublas.cpp calls.
 //
 // A product is checked against its descriptors as the library's reference describes them, then put
 // on the stream and computed there in its plainest form, its accesses declared to the checker. Sums
@@ -7,7 +7,7 @@
 // CUBLAS_STATUS_INVALID_VALUE, with a text on stderr.
 #pragma once
 
-#include "kernels/cuda/matmul_cublas_library.h"
+#include "kernels/cuda/matmul/matmul_cublas_library.h"
 
 namespace tessera::emulator {
 

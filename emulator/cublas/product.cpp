@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/base/low_precision.h"
+#include "base/low_precision.h"
 
 namespace tessera::emulator::cublas {
 namespace {

@@ -1,4 +1,5 @@
-// Asynchronous copies from global to shared memory. kernels/cuda/gpu.h says what the functions do.
+// Asynchronous copies from global to shared memory. kernels/cuda/device/gpu.h says what the
+// functions do.
 //
 // The copy is made in copy_async_wait and not before: who forgets to wait reads what stood there.
 #pragma once

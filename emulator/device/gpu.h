@@ -1,5 +1,5 @@
-// Kernels on the host: CUDA's device language and the portable functions of kernels/cuda/gpu.h, for
-// compilers that are not nvcc.
+// Kernels on the host: CUDA's device language and the portable functions of
+// kernels/cuda/device/gpu.h, for compilers that are not nvcc.
 //
 // Each thread of a block runs as it would on a GPU (emulator/scheduler); what CUDA leaves undefined
 // and the emulator can see ends the process with a report. Value types, conversions and the

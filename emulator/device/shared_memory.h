@@ -1,4 +1,4 @@
-// Shared memory. kernels/cuda/gpu.h says what the functions do.
+// Shared memory. kernels/cuda/device/gpu.h says what the functions do.
 #pragma once
 
 #include "emulator/scheduler/thread_operations.h"

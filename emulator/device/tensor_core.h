@@ -1,4 +1,4 @@
-// The warp's tensor core. kernels/cuda/gpu.h says what the functions do.
+// The warp's tensor core. kernels/cuda/device/gpu.h says what the functions do.
 #pragma once
 
 #include <cstdint>

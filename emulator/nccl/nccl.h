@@ -2,7 +2,7 @@
 // as a table that takes the place of the library's.
 #pragma once
 
-#include "engine/cuda/nccl_library.h"
+#include "comm/nccl/nccl_library.h"
 
 namespace tessera::emulator {
 

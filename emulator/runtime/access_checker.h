@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "emulator/runtime/access_clock.h"
-#include "emulator/runtime/access_history.h"
+#include "emulator/access/access_clock.h"
+#include "emulator/access/access_history.h"
 #include "emulator/runtime/launch.h"
 
 namespace tessera::emulator {

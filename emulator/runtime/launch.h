@@ -1,5 +1,5 @@
-// Kernel launches on the emulated device: what kernels/cuda/launch.h calls where no GPU compiler is
-// at work.
+// Kernel launches on the emulated device: what kernels/cuda/device/launch.h calls where no GPU
+// compiler is at work.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "emulator/runtime/access_clock.h"
+#include "emulator/access/access_clock.h"
 
 namespace tessera::emulator {
 

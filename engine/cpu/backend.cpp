@@ -5,8 +5,8 @@
 
 #include <cstring>
 
+#include "base/error.h"
 #include "engine/cpu/heap.h"
-#include "kernels/base/error.h"
 #include "kernels/cpu/description.h"
 
 namespace tessera {

@@ -1,7 +1,7 @@
 // The CPU's backend.
 #pragma once
 
-#include "engine/backend.h"
+#include "engine/device/backend.h"
 
 namespace tessera {
 

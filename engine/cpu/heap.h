@@ -1,7 +1,7 @@
 // The system's heap as a source of tensor memory.
 #pragma once
 
-#include "engine/memory.h"
+#include "engine/device/memory.h"
 
 namespace tessera {
 

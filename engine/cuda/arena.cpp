@@ -6,11 +6,11 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "engine/cuda/device.h"
 #include "engine/cuda/queue_context.h"
 #include "engine/cuda/settings.h"
-#include "kernels/base/error.h"
-#include "kernels/cuda/error.h"
+#include "kernels/cuda/device/error.h"
 
 namespace tessera::cuda {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "engine/cuda/free_ranges.h"
 #include "engine/cuda/point.h"
-#include "engine/memory.h"
+#include "engine/device/memory.h"
 
 namespace tessera::cuda {
 

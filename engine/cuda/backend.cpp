@@ -2,14 +2,14 @@
 #include <map>
 #include <mutex>
 
+#include "base/error.h"
 #include "engine/cuda/arena.h"
 #include "engine/cuda/device.h"
 #include "engine/cuda/pinned.h"
 #include "engine/cuda/queue.h"
-#include "engine/cuda_backend.h"
-#include "kernels/base/error.h"
-#include "kernels/cuda/matmul_way.h"
-#include "kernels/cuda/registry.h"
+#include "engine/device/cuda_backend.h"
+#include "kernels/cuda/device/registry.h"
+#include "kernels/cuda/matmul/matmul_way.h"
 
 namespace tessera {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "kernels/cuda/error.h"
+#include "kernels/cuda/device/error.h"
 
 namespace tessera::cuda {
 namespace {

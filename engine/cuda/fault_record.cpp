@@ -3,8 +3,8 @@
 
 #include <new>
 
+#include "base/error.h"
 #include "engine/cuda/pinned.h"
-#include "kernels/base/error.h"
 
 namespace tessera::cuda {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "kernels/cuda/context.h"
+#include "kernels/cuda/device/context.h"
 
 namespace tessera::cuda {
 

@@ -3,7 +3,7 @@
 
 #include <iterator>
 
-#include "kernels/base/error.h"
+#include "base/error.h"
 
 namespace tessera::cuda {
 

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/cuda/error.h"
+#include "kernels/cuda/device/error.h"
 
 namespace tessera::cuda {
 namespace {

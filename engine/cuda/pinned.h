@@ -1,7 +1,7 @@
 // Page-locked host memory, which GPUs read and write directly.
 #pragma once
 
-#include "engine/memory.h"
+#include "engine/device/memory.h"
 
 namespace tessera::cuda {
 

@@ -1,9 +1,9 @@
 // Events and their pool.
 #include "engine/cuda/point.h"
 
+#include "base/error.h"
 #include "engine/cuda/device.h"
-#include "kernels/base/error.h"
-#include "kernels/cuda/error.h"
+#include "kernels/cuda/device/error.h"
 
 namespace tessera::cuda {
 

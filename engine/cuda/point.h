@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "engine/cuda/fault_record.h"
-#include "engine/queue.h"
+#include "engine/device/queue.h"
 
 namespace tessera::cuda {
 

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "engine/cuda/device.h"
-#include "kernels/cuda/error.h"
+#include "kernels/cuda/device/error.h"
 
 namespace tessera::cuda {
 

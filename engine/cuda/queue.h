@@ -3,7 +3,7 @@
 
 #include "engine/cuda/queue_context.h"
 #include "engine/cuda/staging.h"
-#include "engine/queue.h"
+#include "engine/device/queue.h"
 
 namespace tessera::cuda {
 

@@ -3,9 +3,9 @@
 
 #include <nvtx3/nvToolsExtCudaRt.h>
 
+#include "base/error.h"
 #include "engine/cuda/device.h"
-#include "kernels/base/error.h"
-#include "kernels/cuda/error.h"
+#include "kernels/cuda/device/error.h"
 
 namespace tessera::cuda {
 namespace {

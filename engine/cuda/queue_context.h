@@ -8,7 +8,7 @@
 #include "engine/cuda/arena.h"
 #include "engine/cuda/fault_record.h"
 #include "engine/cuda/point.h"
-#include "kernels/cuda/context.h"
+#include "kernels/cuda/device/context.h"
 
 namespace tessera::cuda {
 

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "kernels/base/error.h"
+#include "base/error.h"
 
 namespace tessera::cuda {
 namespace {

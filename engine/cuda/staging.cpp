@@ -1,8 +1,8 @@
 // The staging ring.
 #include "engine/cuda/staging.h"
 
+#include "base/error.h"
 #include "engine/cuda/pinned.h"
-#include "kernels/base/error.h"
 
 namespace tessera::cuda {
 namespace {

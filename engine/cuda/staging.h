@@ -5,7 +5,7 @@
 #include <deque>
 #include <memory>
 
-#include "engine/queue.h"
+#include "engine/device/queue.h"
 
 namespace tessera::cuda {
 

@@ -14,9 +14,9 @@
 #include <limits>
 #include <utility>
 
+#include "base/error.h"
 #include "engine/data/permutation.h"
 #include "engine/data/tokenize_text.h"
-#include "kernels/base/error.h"
 
 namespace tessera {
 namespace {

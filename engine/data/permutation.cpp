@@ -1,7 +1,7 @@
 // A balanced Feistel network over the next power of four, walking in cycles back into the range.
 #include "engine/data/permutation.h"
 
-#include "kernels/base/error.h"
+#include "base/error.h"
 
 namespace tessera {
 namespace {

@@ -5,8 +5,8 @@
 #include <numeric>
 #include <utility>
 
+#include "base/error.h"
 #include "engine/data/permutation.h"
-#include "kernels/base/error.h"
 
 namespace tessera {
 namespace {

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "base/error.h"
 #include "engine/random.h"
-#include "kernels/base/error.h"
 
 namespace tessera::data {
 namespace {

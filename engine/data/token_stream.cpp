@@ -11,8 +11,8 @@
 #include <cstring>
 #include <random>
 
-#include "kernels/base/error.h"
-#include "kernels/base/write_failure.h"
+#include "base/error.h"
+#include "base/write_failure.h"
 
 namespace tessera {
 namespace {

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/base/error.h"
+#include "base/error.h"
 
 namespace tessera {
 namespace {

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "engine/memory_kind.h"
-#include "kernels/base/error.h"
-#include "kernels/base/parallel.h"
+#include "base/error.h"
+#include "base/parallel.h"
+#include "engine/device/memory_kind.h"
 
 namespace tessera::nn {
 

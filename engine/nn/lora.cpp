@@ -9,9 +9,9 @@
 #include <map>
 #include <set>
 
-#include "engine/memory_kind.h"
-#include "engine/name_pattern.h"
-#include "kernels/base/error.h"
+#include "base/error.h"
+#include "engine/device/memory_kind.h"
+#include "engine/nn/name_pattern.h"
 
 namespace tessera {
 namespace {

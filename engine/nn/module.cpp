@@ -10,10 +10,10 @@
 #include <unordered_set>
 #include <utility>
 
-#include "engine/memory_kind.h"
+#include "base/error.h"
+#include "engine/device/memory_kind.h"
 #include "engine/ops.h"
 #include "engine/random.h"
-#include "kernels/base/error.h"
 
 namespace tessera::nn {
 namespace {

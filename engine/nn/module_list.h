@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "engine/nn/module.h"
-#include "kernels/base/error.h"
 
 namespace tessera::nn {
 

@@ -1,9 +1,9 @@
 // Element-wise arithmetic with broadcasting of the second operand.
+#include "base/error.h"
 #include "engine/autograd.h"
-#include "engine/launch.h"
+#include "engine/device/launch.h"
+#include "engine/op_checks.h"
 #include "engine/ops.h"
-#include "engine/ops/checks.h"
-#include "kernels/base/error.h"
 
 namespace tessera {
 namespace {

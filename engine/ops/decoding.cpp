@@ -1,12 +1,12 @@
 // The ops of generation.
-#include "engine/decoding.h"
+#include "engine/ops/cache.h"
 
 #include <cmath>
 
+#include "base/error.h"
 #include "engine/autograd.h"
-#include "engine/launch.h"
-#include "engine/ops/checks.h"
-#include "kernels/base/error.h"
+#include "engine/device/launch.h"
+#include "engine/op_checks.h"
 
 namespace tessera {
 namespace {

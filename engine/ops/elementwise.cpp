@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/error.h"
 #include "engine/autograd.h"
-#include "engine/launch.h"
+#include "engine/device/launch.h"
+#include "engine/device/queue.h"
+#include "engine/op_checks.h"
 #include "engine/ops.h"
-#include "engine/ops/checks.h"
-#include "engine/queue.h"
-#include "kernels/base/error.h"
 
 namespace tessera {
 

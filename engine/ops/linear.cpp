@@ -1,9 +1,9 @@
 // Matrix products: matmul, linear layers, and linear layers fused with the activation before them.
+#include "base/error.h"
 #include "engine/autograd.h"
-#include "engine/launch.h"
+#include "engine/device/launch.h"
+#include "engine/op_checks.h"
 #include "engine/ops.h"
-#include "engine/ops/checks.h"
-#include "kernels/base/error.h"
 
 namespace tessera {
 namespace {

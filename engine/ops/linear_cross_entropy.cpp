@@ -21,11 +21,11 @@
 // vocabulary block by vocabulary block, and those of the weight's gradient row block by row block.
 #include <algorithm>
 
+#include "base/error.h"
 #include "engine/autograd.h"
-#include "engine/launch.h"
+#include "engine/device/launch.h"
+#include "engine/op_checks.h"
 #include "engine/ops.h"
-#include "engine/ops/checks.h"
-#include "kernels/base/error.h"
 
 namespace tessera {
 namespace {

@@ -1,10 +1,10 @@
 // Embedding, dropout and softmax cross-entropy.
+#include "base/error.h"
 #include "engine/autograd.h"
-#include "engine/launch.h"
+#include "engine/device/launch.h"
+#include "engine/op_checks.h"
 #include "engine/ops.h"
-#include "engine/ops/checks.h"
 #include "engine/random.h"
-#include "kernels/base/error.h"
 
 namespace tessera {
 namespace {

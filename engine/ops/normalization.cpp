@@ -1,10 +1,10 @@
 // LayerNorm and RMSNorm, alone and fused with the residual addition before them.
+#include "base/error.h"
 #include "engine/autograd.h"
-#include "engine/launch.h"
+#include "engine/device/launch.h"
 #include "engine/module_call.h"
+#include "engine/op_checks.h"
 #include "engine/ops.h"
-#include "engine/ops/checks.h"
-#include "kernels/base/error.h"
 
 namespace tessera {
 namespace {

@@ -2,12 +2,12 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/error.h"
 #include "engine/autograd.h"
-#include "engine/launch.h"
+#include "engine/device/launch.h"
+#include "engine/op_checks.h"
 #include "engine/ops.h"
-#include "engine/ops/checks.h"
 #include "engine/random.h"
-#include "kernels/base/error.h"
 
 namespace tessera {
 namespace {

@@ -1,9 +1,9 @@
 // AdamW.
 #include <cmath>
 
-#include "engine/launch.h"
+#include "base/error.h"
+#include "engine/device/launch.h"
 #include "engine/optim/optimizer.h"
-#include "kernels/base/error.h"
 
 namespace tessera::optim {
 

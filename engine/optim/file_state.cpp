@@ -2,11 +2,11 @@
 // pieces.
 #include <algorithm>
 
-#include "engine/memory_kind.h"
-#include "engine/offload/file_window.h"
-#include "engine/offload/host_link.h"
+#include "base/error.h"
+#include "engine/device/memory_kind.h"
 #include "engine/optim/optimizer.h"
-#include "kernels/base/error.h"
+#include "engine/storage/file_window.h"
+#include "engine/storage/host_link.h"
 
 namespace tessera::optim {
 namespace {

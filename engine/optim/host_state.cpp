@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "engine/offload/host_link.h"
 #include "engine/optim/optimizer.h"
+#include "engine/storage/host_link.h"
 
 namespace tessera::optim {
 namespace {

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "engine/memory_kind.h"
-#include "engine/name_pattern.h"
-#include "kernels/base/error.h"
+#include "base/error.h"
+#include "engine/device/memory_kind.h"
+#include "engine/nn/name_pattern.h"
 
 namespace tessera::optim {
 

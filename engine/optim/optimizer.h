@@ -3,7 +3,7 @@
 //
 // Parameters that lie one behind the other, as a shard's do, form segments (segments.h): one kernel
 // updates a segment. step() does all of them, in pieces where parameters, gradients or state lie in
-// files or partly on a GPU's host (engine/offload). Who wants to work piece by piece, perhaps on
+// files or partly on a GPU's host (engine/storage). Who wants to work piece by piece, perhaps on
 // copies of the memory, calls begin_step() of a segment and then update_range().
 #pragma once
 

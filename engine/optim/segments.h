@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "engine/element_range.h"
 #include "engine/nn/module.h"
+#include "engine/storage/element_range.h"
 
 namespace tessera::optim {
 

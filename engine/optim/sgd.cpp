@@ -1,7 +1,7 @@
 // Stochastic gradient descent with momentum.
-#include "engine/launch.h"
+#include "base/error.h"
+#include "engine/device/launch.h"
 #include "engine/optim/optimizer.h"
-#include "kernels/base/error.h"
 
 namespace tessera::optim {
 

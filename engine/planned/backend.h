@@ -2,7 +2,7 @@
 // (engine/planned/work_log.h) or forgotten.
 #pragma once
 
-#include "engine/backend.h"
+#include "engine/device/backend.h"
 
 namespace tessera {
 

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "engine/memory.h"
+#include "engine/device/memory.h"
 
 namespace tessera {
 

@@ -1,7 +1,7 @@
 // The lanes of a planned step.
 #include "engine/planned/work_log.h"
 
-#include "engine/pass.h"
+#include "engine/device/pass.h"
 
 namespace tessera {
 namespace {

@@ -3,9 +3,9 @@
 
 #include <fmt/format.h>
 
-#include "kernels/cpu/matmul_onednn.h"
-#include "kernels/cpu/onednn_versions.h"
-#include "kernels/cpu/simd_targets.h"
+#include "kernels/cpu/matmul/matmul_onednn.h"
+#include "kernels/cpu/matmul/onednn_versions.h"
+#include "kernels/cpu/simd/simd_targets.h"
 // After simd_targets.h.
 #include "hwy/highway.h"
 

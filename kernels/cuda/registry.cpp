@@ -1,5 +1,5 @@
 // The GPU's row of kernels.
-#include "kernels/cuda/registry.h"
+#include "kernels/cuda/device/registry.h"
 
 namespace tessera::kernels {
 

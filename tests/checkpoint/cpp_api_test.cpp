@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/async_save.h"
+#include "checkpoint/save/async_save.h"
 #include "checkpoint/sharded_state.h"
 #include "checkpoint/support.h"
-#include "sharding/mixed_module.h"
+#include "sharding/units/mixed_module.h"
 
 namespace tessera::checkpoint {
 namespace {

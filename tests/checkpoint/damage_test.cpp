@@ -4,8 +4,8 @@
 
 #include <unistd.h>
 
-#include "checkpoint/checksum.h"
-#include "checkpoint/manifest.h"
+#include "checkpoint/io/checksum.h"
+#include "checkpoint/steps/manifest.h"
 #include "checkpoint/support.h"
 
 namespace tessera::checkpoint {

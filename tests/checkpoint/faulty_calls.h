@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/file.h"
+#include "checkpoint/io/file.h"
 
 namespace tessera::checkpoint::testing {
 

@@ -1,8 +1,8 @@
 // Saving on N ranks and loading on M, in both layouts, cut in every awkward way.
 #include <gtest/gtest.h>
 
-#include "checkpoint/manifest.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/safetensors/safetensors.h"
+#include "checkpoint/steps/manifest.h"
 #include "checkpoint/support.h"
 
 namespace tessera::checkpoint {

@@ -16,11 +16,11 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
+#include "base/low_precision.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/scalars_json.h"
-#include "kernels/base/error.h"
-#include "kernels/base/low_precision.h"
-#include "sharding/comm/world.h"
+#include "checkpoint/state/scalars_json.h"
+#include "comm/world.h"
 
 namespace tessera::checkpoint::testing {
 

@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "cli/nearest.h"
+#include "base/text/nearest.h"
 #include "cli/subcommands.h"
 #include "tests/cli/program_testing.h"
 

@@ -5,8 +5,8 @@
 
 #include <string>
 
-#include "engine/cuda/nccl_library.h"
-#include "engine/device.h"
+#include "comm/nccl/nccl_library.h"
+#include "engine/device/device.h"
 
 namespace tessera::testing {
 

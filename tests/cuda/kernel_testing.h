@@ -15,11 +15,11 @@
 #include <string>
 #include <vector>
 
-#include "kernels/base/dtype.h"
-#include "kernels/base/low_precision.h"
-#include "kernels/cuda/context.h"
-#include "kernels/cuda/error.h"
-#include "kernels/cuda/registry.h"
+#include "base/dtype.h"
+#include "base/low_precision.h"
+#include "kernels/cuda/device/context.h"
+#include "kernels/cuda/device/error.h"
+#include "kernels/cuda/device/registry.h"
 
 namespace tessera::testing {
 

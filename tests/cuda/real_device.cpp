@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include "cuda/device_under_test.h"
-#include "engine/backend.h"
+#include "engine/device/backend.h"
 
 namespace tessera::testing {
 

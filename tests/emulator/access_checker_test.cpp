@@ -4,9 +4,9 @@
 #include <cstring>
 #include <memory>
 
-#include "emulator/runtime/access_history.h"
+#include "emulator/access/access_history.h"
+#include "emulator/cuda/drop_waits.h"
 #include "emulator/runtime/checker.h"
-#include "emulator/runtime/drop_waits.h"
 #include "emulator/runtime_testing.h"
 
 namespace tessera::emulator {

@@ -5,7 +5,7 @@
 
 #include "cuda/kernel_testing.h"
 #include "emulator/runtime/checker.h"
-#include "kernels/cuda/matmul_cublas.h"
+#include "kernels/cuda/matmul/matmul_cublas.h"
 
 namespace tessera::testing {
 namespace {

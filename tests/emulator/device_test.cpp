@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "emulator/scheduler/grid.h"
-#include "kernels/cuda/block_reduce.h"
-#include "kernels/cuda/gpu.h"
+#include "kernels/cuda/device/block_reduce.h"
+#include "kernels/cuda/device/gpu.h"
 
 namespace tessera::testing {
 namespace {

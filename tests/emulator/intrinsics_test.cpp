@@ -12,7 +12,7 @@
 
 #include "emulator/scheduler/grid.h"
 #include "emulator/scheduler/schedule.h"
-#include "kernels/cuda/gpu.h"
+#include "kernels/cuda/device/gpu.h"
 
 namespace tessera::testing {
 namespace {

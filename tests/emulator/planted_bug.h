@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "emulator/scheduler/grid.h"
-#include "kernels/cuda/gpu.h"
+#include "kernels/cuda/device/gpu.h"
 
 namespace tessera::testing {
 

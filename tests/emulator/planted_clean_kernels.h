@@ -2,7 +2,7 @@
 #pragma once
 
 #include "emulator/planted_bug.h"
-#include "kernels/cuda/block_reduce.h"
+#include "kernels/cuda/device/block_reduce.h"
 
 namespace tessera::testing::clean {
 

@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/launch.h"
+#include "kernels/cuda/device/launch.h"
 #if !defined(__CUDACC__)
+#include "emulator/cuda/hooks.h"
 #include "emulator/runtime/checker.h"
-#include "emulator/runtime/hooks.h"
 #endif
 
 namespace {

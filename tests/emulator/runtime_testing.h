@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "emulator/runtime/hooks.h"
+#include "emulator/cuda/hooks.h"
 #include "emulator/runtime/launch.h"
 
 namespace tessera::emulator::testing {

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/memory.h"
+#include "engine/device/memory.h"
 #include "engine/module_call.h"
 #include "engine/ops.h"
 #include "support/gradient_check.h"

@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "engine/autograd.h"
 #include "engine/nn/layers.h"
 #include "engine/nn/module_list.h"
 #include "engine/ops.h"
 #include "engine/recompute.h"
-#include "kernels/base/error.h"
 
 namespace tessera {
 namespace {

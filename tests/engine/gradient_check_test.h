@@ -1,9 +1,9 @@
 // Every differentiable op against central differences in fp64, in its shapes and options, on one
-// device. The last test fails when an op of engine/ops/op_list.h was reached by no check.
+// device. The last test fails when an op of engine/op_list.h was reached by no check.
 //
 // For a test program to include, once, with checked_device() beside it:
-// tests/engine/gradient_check_test.cpp checks the CPU's ops, tests/cuda/gradient_check_test.cpp the
-// GPU's.
+// tests/engine/gradient_check_test.cpp checks the CPU's ops,
+// tests/cuda/engine/gradient_check_test.cpp the GPU's.
 #pragma once
 
 #include <gtest/gtest-spi.h>

@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
+#include "base/parallel.h"
 #include "engine/autograd.h"
-#include "engine/memory.h"
+#include "engine/device/memory.h"
 #include "engine/ops.h"
-#include "kernels/base/error.h"
-#include "kernels/base/parallel.h"
 #include "support/gradient_check.h"
 
 namespace tessera {

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <vector>
 
+#include "base/error.h"
 #include "engine/optim/schedule.h"
-#include "kernels/base/error.h"
 #include "support/gradient_check.h"
 
 namespace tessera {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "engine/autograd.h"
-#include "engine/memory.h"
+#include "engine/device/memory.h"
 #include "engine/ops.h"
 #include "engine/random.h"
 #include "engine/recompute.h"

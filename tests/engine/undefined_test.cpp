@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "engine/autograd.h"
-#include "engine/decoding.h"
 #include "engine/nn/layers.h"
 #include "engine/nn/module_list.h"
 #include "engine/ops.h"
+#include "engine/ops/cache.h"
 
 namespace tessera {
 namespace {

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <string>
 
-#include "kernels/base/error.h"
-#include "sharding/comm/control/door.h"
-#include "sharding/comm/control/payloads.h"
+#include "base/error.h"
+#include "comm/control/door.h"
+#include "comm/control/payloads.h"
 
 namespace tessera::fuzz {
 namespace {

@@ -13,22 +13,22 @@
 #include <system_error>
 #include <utility>
 
-#include "checkpoint/checksum.h"
-#include "checkpoint/file.h"
-#include "checkpoint/formats/dcp.h"
-#include "checkpoint/formats/dcp_metadata.h"
-#include "checkpoint/formats/deepspeed.h"
-#include "checkpoint/formats/torch.h"
-#include "checkpoint/formats/torch_archive.h"
-#include "checkpoint/hugging_face.h"
-#include "checkpoint/json.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/safetensors.h"
-#include "cli/recipe.h"
+#include "base/error.h"
+#include "checkpoint/formats/dcp/dcp.h"
+#include "checkpoint/formats/dcp/dcp_metadata.h"
+#include "checkpoint/formats/deepspeed/deepspeed.h"
+#include "checkpoint/formats/torch/torch.h"
+#include "checkpoint/formats/torch/torch_archive.h"
+#include "checkpoint/io/checksum.h"
+#include "checkpoint/io/file.h"
+#include "checkpoint/io/json.h"
+#include "checkpoint/load/hugging_face.h"
+#include "checkpoint/safetensors/safetensors.h"
+#include "checkpoint/steps/manifest.h"
 #include "fuzz/control_target.h"
-#include "kernels/base/error.h"
-#include "models/registry.h"
+#include "models/registry/registry.h"
 #include "tokenizers/load.h"
+#include "training/recipe/recipe.h"
 
 namespace tessera::fuzz {
 

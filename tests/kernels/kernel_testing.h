@@ -15,10 +15,10 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/dtype.h"
+#include "base/low_precision.h"
+#include "base/parallel.h"
 #include "hwy/targets.h"
-#include "kernels/base/dtype.h"
-#include "kernels/base/low_precision.h"
-#include "kernels/base/parallel.h"
 
 namespace tessera::kernels::testing {
 

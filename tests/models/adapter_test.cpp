@@ -1,12 +1,12 @@
 // Adapters on every model: what it computes with them is what it computes with the product in its
 // weights, in every path that fuses a linear layer with its neighbours.
-#include "models/adapter.h"
+#include "models/load/adapter.h"
 
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/safetensors.h"
+#include "checkpoint/safetensors/safetensors.h"
 #include "checkpoint/support.h"
 #include "engine/autograd.h"
 #include "models/encoder_testing.h"

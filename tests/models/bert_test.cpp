@@ -1,9 +1,9 @@
 // BERT: Hugging Face's names and shapes, sizes, and what a file may call its tensors.
-#include "models/bert.h"
+#include "models/bert/bert.h"
 
 #include <gtest/gtest.h>
 
-#include "kernels/base/error.h"
+#include "base/error.h"
 #include "models/encoder_testing.h"
 #include "models/model_testing.h"
 

@@ -2,9 +2,9 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "base/error.h"
 #include "checkpoint/checkpoint.h"
-#include "kernels/base/error.h"
-#include "models/config_reader.h"
+#include "models/config/config_reader.h"
 #include "models/model_testing.h"
 
 namespace tessera {

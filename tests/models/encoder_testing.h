@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "engine/random.h"
-#include "models/registry.h"
-#include "models/sentence_encoder.h"
+#include "models/registry/registry.h"
+#include "models/sentence_encoder/sentence_encoder.h"
 #include "support/gradient_check.h"
 
 namespace tessera::testing {

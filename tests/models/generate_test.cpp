@@ -5,8 +5,8 @@
 
 #include <set>
 
+#include "base/error.h"
 #include "engine/autograd.h"
-#include "kernels/base/error.h"
 #include "models/model_testing.h"
 
 namespace tessera {

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "models/gpt2.h"
+#include "models/gpt2/gpt2.h"
 #include "models/model_testing.h"
 
 namespace tessera {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "models/llama.h"
+#include "models/llama/llama.h"
 #include "models/model_testing.h"
 
 namespace tessera {

@@ -1,6 +1,6 @@
 // Whole models and memory: on `meta` none is taken, on the CPU none from the system after the first
 // step.
-#include "engine/memory.h"
+#include "engine/device/memory.h"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -70,7 +70,7 @@ TEST(ModelMemory, AStepOnMetaTakesNone) {
   }
 }
 
-// models/gpt2.h says what a layer keeps.
+// models/gpt2/gpt2.h says what a layer keeps.
 TEST(ModelMemory, AGpt2LayerKeepsWhatItsHeaderSays) {
   const auto kept = [](int layers) {
     json config = measured_gpt2;

@@ -14,7 +14,7 @@
 #include "engine/ops.h"
 #include "engine/optim/optimizer.h"
 #include "engine/random.h"
-#include "models/registry.h"
+#include "models/registry/registry.h"
 #include "support/gradient_check.h"
 #include "support/one_thread.h"
 

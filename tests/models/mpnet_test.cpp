@@ -1,5 +1,5 @@
 // MPNet: Hugging Face's names and shapes, its positions, and the buckets of its attention bias.
-#include "models/mpnet.h"
+#include "models/mpnet/mpnet.h"
 
 #include <gtest/gtest.h>
 

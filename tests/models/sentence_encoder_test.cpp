@@ -1,13 +1,13 @@
 // Sentence Transformers' folders: what is read from them, what is refused by name, and a step
 // folder that is one.
-#include "models/sentence_encoder.h"
+#include "models/sentence_encoder/sentence_encoder.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "checkpoint/convert.h"
-#include "checkpoint/safetensors.h"
+#include "checkpoint/convert/convert.h"
+#include "checkpoint/safetensors/safetensors.h"
 #include "checkpoint/sharded_state.h"
 #include "checkpoint/support.h"
 #include "models/encoder_testing.h"

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "models/registry.h"
+#include "models/registry/registry.h"
 #include "sharding/sharding_testing.h"
 
 namespace tessera {

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "engine/autograd.h"
-#include "engine/memory.h"
+#include "engine/device/memory.h"
 #include "engine/nn/layers.h"
 #include "engine/nn/module_list.h"
 #include "engine/ops.h"

@@ -5,7 +5,7 @@
 #include <set>
 #include <vector>
 
-#include "engine/ops/op_list.h"
+#include "engine/op_list.h"
 #include "engine/tensor.h"
 
 namespace tessera::testing {

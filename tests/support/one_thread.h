@@ -1,7 +1,7 @@
 // Tiny tensors gain nothing from a second thread, and on a busy machine wait for it.
 #pragma once
 
-#include "kernels/base/parallel.h"
+#include "base/parallel.h"
 
 namespace tessera::testing {
 

@@ -15,7 +15,7 @@
 #include <new>
 #include <thread>
 
-#include "kernels/base/error.h"
+#include "base/error.h"
 
 namespace tessera::testing {
 namespace {

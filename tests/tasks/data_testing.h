@@ -9,7 +9,7 @@
 #include <functional>
 #include <string>
 
-#include "kernels/base/error.h"
+#include "base/error.h"
 
 namespace tessera::tasks {
 

@@ -8,8 +8,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "base/error.h"
 #include "engine/random.h"
-#include "kernels/base/error.h"
 #include "tasks/encoding_testing.h"
 
 namespace tessera::tasks {

@@ -8,9 +8,9 @@
 #include <map>
 #include <mutex>
 
+#include "base/error.h"
 #include "engine/autograd.h"
 #include "engine/random.h"
-#include "kernels/base/error.h"
 #include "sharding/fully_shard.h"
 #include "support/one_thread.h"
 #include "tasks/encoding_testing.h"

@@ -9,10 +9,10 @@
 #include <mutex>
 #include <vector>
 
+#include "base/error.h"
 #include "engine/ops.h"
 #include "engine/optim/optimizer.h"
 #include "engine/random.h"
-#include "kernels/base/error.h"
 #include "sharding/fully_shard.h"
 #include "support/gradient_check.h"
 #include "support/one_thread.h"

@@ -12,9 +12,9 @@ CMAKE, SCRIPT = sys.argv.pop(1), sys.argv.pop(1)
 TREE = {
     "tessera/tessera.h": '#pragma once\n#include <vector>\n\n#include "engine/tensor.h"\n#include "tessera/version.h"\n',
     "tessera/version.h": "#pragma once\n// a; b [c] \\ ${d} @e@ \"engine/tensor.h\"\n",
-    "engine/tensor.h": '#pragma once\n#include "kernels/base/dtype.h"\nauto text = R"(;)";\n',
-    "kernels/base/dtype.h": "#pragma once\n",
-    "kernels/base/cpp20.h": "#pragma once\n// checks\n",
+    "engine/tensor.h": '#pragma once\n#include "base/dtype.h"\nauto text = R"(;)";\n',
+    "base/dtype.h": "#pragma once\n",
+    "base/cpp20.h": "#pragma once\n// checks\n",
     "engine/internal.h": "#pragma once\n",
     "kernels/cpu/simd.h": "#pragma once\n",
 }
@@ -46,13 +46,13 @@ class PublicHeaders(unittest.TestCase):
         files = self.files()
         self.assertEqual(set(files), {"tessera/tessera.h", "tessera/version.h", "tessera/engine/tensor.h",
                                       "tessera/kernels/base/dtype.h", "tessera/kernels/base/cpp20.h"})
-        self.assertEqual(files["tessera/kernels/base/cpp20.h"].read_text(), TREE["kernels/base/cpp20.h"])
+        self.assertEqual(files["tessera/kernels/base/cpp20.h"].read_text(), TREE["base/cpp20.h"])
         self.assertEqual(files["tessera/tessera.h"].read_text(),
                          FIRST + "#include <vector>\n\n#include <tessera/engine/tensor.h>\n"
                          "#include <tessera/version.h>\n")
         self.assertEqual(files["tessera/version.h"].read_text(), TREE["tessera/version.h"])
         self.assertEqual(files["tessera/engine/tensor.h"].read_text(),
-                         TREE["engine/tensor.h"].replace('"kernels/base/dtype.h"', "<tessera/kernels/base/dtype.h>")
+                         TREE["engine/tensor.h"].replace('"base/dtype.h"', "<tessera/kernels/base/dtype.h>")
                          .replace("#pragma once\n", FIRST))
 
     def test_only_what_differs_is_touched(self):
@@ -67,7 +67,7 @@ class PublicHeaders(unittest.TestCase):
 
     def test_internal_and_missing_headers_are_refused(self):
         for header, why in {"kernels/cpu/simd.h": "is internal", "engine/absent.h": "no file of the repository"}.items():
-            self.put("kernels/base/dtype.h", f'#include "{header}"\n')
+            self.put("base/dtype.h", f'#include "{header}"\n')
             result = self.write()
             self.assertNotEqual(result.returncode, 0)
             message = " ".join(result.stderr.split())

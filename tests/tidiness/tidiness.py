@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the source tree: includes go down the floors, never up; no path of somebody's machine; headers guarded;
+"""Checks the source tree: includes go down the floors and the rooms of a floor, never up (rooms.py); no path of somebody's machine; headers guarded;
 the GPU stays where it belongs (launches, CUDA's types, the emulator, a GPU kernel for every op); no type of a test
 takes a name of the library's or is seen by other tests.
 
@@ -12,12 +12,11 @@ import os
 import re
 import sys
 
-# From the ground up. `tessera` is the one header that users include; bench and cli share the top floor.
-FLOORS = {"kernels": 0, "engine": 1, "emulator": 1, "sharding": 2, "checkpoint": 3, "tokenizers": 4,
-          "models": 5, "tasks": 6, "tessera": 7, "cli": 8, "bench": 8}
+from rooms import FLOORS, folder_errors, include_runs_up
+
 FREE = ("tests", "examples")  # may include any floor
 # The emulated GPU belongs to the tests. Kernels reach it in two headers, where nvcc does not compile them.
-EMULATOR_GATES = (os.path.join("kernels", "cuda", "gpu.h"), os.path.join("kernels", "cuda", "launch.h"))
+EMULATOR_GATES = (os.path.join("kernels", "cuda", "device", "gpu.h"), os.path.join("kernels", "cuda", "device", "launch.h"))
 LONGEST_FILE = 400
 LONGEST_LINE = 100
 
@@ -27,9 +26,10 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
 # Written in two pieces, so that this file passes its own check.
 MACHINE_PATH = re.compile(r"(?<![\w.$}~])/(?:work|root|home|Users)" + r"/[\w.-]+")
 # The one file that starts kernels: launches elsewhere would be invisible to the access checker.
-LAUNCHER = os.path.join("kernels", "cuda", "launch.h")
+LAUNCHER = os.path.join("kernels", "cuda", "device", "launch.h")
 # What headers above the engine must not show: CUDA's and NCCL's headers and types, and our own headers with them.
-FLOORS_WITHOUT_CUDA = ("sharding", "checkpoint", "tokenizers", "models", "tasks", "cli")
+FLOORS_WITHOUT_CUDA = ("sharding", "checkpoint", "tokenizers", "models", "tasks", "launch", "training", "planner", "logs",
+                       "cli")
 CUDA_HEADER = re.compile(r"^(?:cuda\w*\.h|cuda/.*|cublas\w*\.h|cudnn\w*\.h|nccl\w*\.h|nvtx3/.*"
                          r"|(?:kernels|engine)/cuda/.*)$")
 CUDA_TYPE = re.compile(r"\b(?:(?:cuda|cublas|cudnn|nccl)[A-Z]\w*_t|CU(?:stream|event|device|context)|ncclUniqueId"
@@ -72,10 +72,7 @@ def include_error(root, path, quote, target):
     if target_floor == "emulator" and source_floor != "emulator":
         allowed = path in EMULATOR_GATES
         return None if allowed else f"{target} is for tests: nothing that is delivered includes the emulator"
-    if FLOORS[target_floor] > FLOORS[source_floor]:
-        return (f"{source_floor} includes {target}, which is on a floor above "
-                "(kernels < engine < sharding < checkpoint < tokenizers < models < tasks < cli, bench)")
-    return None
+    return include_runs_up(path.replace(os.sep, "/"), target)
 
 
 def lines_of_nvcc(lines):
@@ -106,7 +103,7 @@ def gpu_errors(path, lines):
         code = line.split("//")[0]
         include = INCLUDE.match(line)
         if "<<<" in code and path != LAUNCHER:
-            errors.append((number, "a kernel is launched by launch() of kernels/cuda/launch.h, not by <<< >>>"))
+            errors.append((number, "a kernel is launched by launch() of kernels/cuda/device/launch.h, not by <<< >>>"))
         if hides_cuda and include and CUDA_HEADER.match(include.group(2)):
             errors.append((number, f"a header of {floor} shows CUDA: {include.group(2)}"))
         if hides_cuda and not include and CUDA_TYPE.search(code):
@@ -126,7 +123,7 @@ def missing_gpu_kernels(root):
     with open(os.path.join(root, registry), encoding="utf-8") as file:
         text = file.read()
     sources = ""
-    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+    for name in files_of(folder):
         if name.endswith((".cu", ".cpp")):
             with open(os.path.join(folder, name), encoding="utf-8") as file:
                 sources += file.read()
@@ -214,6 +211,7 @@ def check_tree(root):
     """Returns ([(path, line, message)] of errors, the same of warnings, the number of files)."""
     errors, warnings, count = [], [], 0
     library, tests = [], []  # their types
+    sources = []
     for path in files_of(root):
         if os.path.splitext(path)[1] not in TEXT:
             continue
@@ -224,6 +222,8 @@ def check_tree(root):
             errors.append((path, 1, "not UTF-8"))
             continue
         count += 1
+        if path.endswith(CPP):
+            sources.append(path.replace(os.sep, "/"))
         if lines and lines[0].startswith("#!") and not os.access(os.path.join(root, path), os.X_OK):
             errors.append((path, 1, "begins with #! and may not be executed: chmod +x"))
         wrong, doubtful = check_file(root, path, lines)
@@ -235,6 +235,7 @@ def check_tree(root):
         elif floor in FLOORS and path.endswith((".h", ".cuh")):
             library.append((path, types_of(lines)))
     errors += hidden_types(library, tests)
+    errors += folder_errors(sources)
     errors += missing_gpu_kernels(root)
     errors += tests_that_nobody_runs(root, list(files_of(root)))
     return errors, warnings, count

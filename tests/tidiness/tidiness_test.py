@@ -4,6 +4,7 @@ import os
 import tempfile
 import unittest
 
+from rooms import FLOORS, MOST_SOURCES, ROOMS, include_runs_up
 from tidiness import check_tree
 
 HEADER = "// A header.\n#pragma once\n"
@@ -13,8 +14,9 @@ class Tidiness(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
         self.addCleanup(self.folder.cleanup)
-        for floor in ("kernels", "engine", "sharding", "checkpoint", "tokenizers", "models", "tasks", "cli"):
-            self.write(f"{floor}/{floor}.h", HEADER)
+        for floor, rooms in ROOMS.items():
+            if "." in rooms:
+                self.write(f"{floor}/{floor}.h", HEADER)
 
     def write(self, path, text):
         path = os.path.join(self.folder.name, path)
@@ -48,17 +50,36 @@ class Tidiness(unittest.TestCase):
         self.assertEqual(self.errors(), [])
 
     def test_every_upward_include_is_found(self):
-        floors = ("kernels", "engine", "sharding", "checkpoint", "tokenizers", "models", "tasks", "cli")
-        for low, source in enumerate(floors):
-            for high, target in enumerate(floors):
-                for left, right in ('""', "<>"):
-                    text = f"// A file.\n#include {left}{target}/{target}.h{right}\n"
-                    self.write(f"{source}/user.cpp", text)
-                    if high > low:
-                        self.assert_one_error(f"{source}/user.cpp:2:", "floor above")
-                    else:
-                        self.assertEqual(self.errors(), [])
-            os.remove(os.path.join(self.folder.name, source, "user.cpp"))
+        places = [(f"{floor}/{room}" if room != "." else floor) for floor, rooms in ROOMS.items() for room in rooms]
+        for low, source in enumerate(places):
+            for high, target in enumerate(places):
+                found = include_runs_up(f"{source}/user.cpp", f"{target}/header.h")
+                self.assertEqual(found is not None, high > low, f"{source} includes {target}")
+
+    def test_an_include_from_a_floor_above_is_found_in_the_tree(self):
+        for left, right in ('""', "<>"):
+            self.write("kernels/user.cpp", f"// A file.\n#include {left}engine/engine.h{right}\n")
+            self.assert_one_error("kernels/user.cpp:2:", "floor above")
+
+    def test_folders_that_include_each_other_are_found_in_the_tree(self):
+        self.write("engine/nn/layers.h", HEADER)
+        self.write("engine/ops/ops.h", HEADER)
+        self.write("engine/nn/layers.cpp", '// A file.\n#include "engine/ops/ops.h"\n')
+        self.assertEqual(self.errors(), [])
+        self.write("engine/ops/ops.cpp", '// A file.\n#include "engine/nn/layers.h"\n')
+        self.assert_one_error("engine/ops/ops.cpp:2:", "room above")
+
+    def test_a_folder_that_is_not_in_the_list_is_found(self):
+        self.write("engine/things/thing.cpp", "// A file.\n")
+        self.assert_one_error("engine/things/thing.cpp:1:", "tests/tidiness/rooms.py")
+
+    def test_a_folder_that_holds_too_many_sources_is_found(self):
+        for folder in ("engine/ops", "tests/engine"):
+            for number in range(MOST_SOURCES + 1):
+                self.assertEqual(self.errors(), [])
+                self.write(f"{folder}/op{number:02}.cpp", "// A file.\n")
+            self.assert_one_error(f"{folder}/op00.cpp:1:", f"holds {MOST_SOURCES + 1} sources")
+            os.remove(os.path.join(self.folder.name, folder, "op00.cpp"))
 
     def test_tests_may_include_anything(self):
         self.write("tests/kernels/a_test.cpp", '// A test.\n#include "models/models.h"\n')
@@ -88,9 +109,9 @@ class Tidiness(unittest.TestCase):
 
     def test_a_launch_outside_the_launcher(self):
         launch = "// A file.\n#pragma once\nkernel<<<grid, block>>>(x);  // as launch() does\n"
-        self.write("kernels/cuda/launch.h", launch)
+        self.write("kernels/cuda/device/launch.h", launch)
         self.assertEqual(self.errors(), [])
-        for path in ("kernels/cuda/fill.cu", "engine/a.cpp", "tests/cuda/a_test.cpp", "kernels/cuda/map.h"):
+        for path in ("kernels/cuda/elementwise/fill.cu", "engine/a.cpp", "tests/cuda/a_test.cpp", "kernels/cuda/device/map.h"):
             self.write(path, launch)
             self.assert_one_error(f"{path}:3:", "launch()")
             self.write(path, "// A file.\n#pragma once\n// never kernel<<<1, 1>>>(x)\nint x = 1 << 3;\n")
@@ -109,22 +130,22 @@ class Tidiness(unittest.TestCase):
             self.write(f"{floor}/a.h", HEADER + "// a cudaStream_t, for instance\nDevice cuda_device_t;\n")
             self.assertEqual(self.errors(), [])
         # A source file of the communicator may, and so may the engine's headers.
-        self.write("sharding/comm/nccl/a.cpp", "// A file.\n#include <nccl.h>\nncclComm_t communicator;\n")
+        self.write("comm/nccl/a.cpp", "// A file.\n#include <nccl.h>\nncclComm_t communicator;\n")
         self.write("engine/cuda/queue.h", HEADER + "#include <cuda_runtime_api.h>\ncudaStream_t stream;\n")
         self.assertEqual(self.errors(), [])
 
     def test_an_op_without_a_gpu_kernel(self):
         table = "#define TESSERA_KERNELS(X) \\\n  X(fill, Fill) \\\n  X(cast, Cast)\n"
         self.write("kernels/registry.h", HEADER + table)
-        self.write("kernels/cuda/fill.cu", "// Fill.\nvoid fill(const Fill& a, Queue queue) {}\n")
-        self.write("kernels/cuda/cast.cu", "// Not void cast(const Cast&) but\nvoid cast_back(const Cast& a) {}\n")
+        self.write("kernels/cuda/elementwise/fill.cu", "// Fill.\nvoid fill(const Fill& a, Queue queue) {}\n")
+        self.write("kernels/cuda/elementwise/cast.cu", "// Not void cast(const Cast&) but\nvoid cast_back(const Cast& a) {}\n")
         self.assert_one_error("kernels/registry.h:5:", "void cast(const")
-        self.write("kernels/cuda/cast.cu", "// Cast.\nvoid cast(const Cast& a, Queue queue) {}\n")
+        self.write("kernels/cuda/elementwise/cast.cu", "// Cast.\nvoid cast(const Cast& a, Queue queue) {}\n")
         self.assertEqual(self.errors(), [])
 
     def test_a_kernel_that_knows_the_engine(self):
-        self.write("kernels/cuda/fill.cu", '// Fill.\n#include "engine/engine.h"\n')
-        self.assert_one_error("kernels/cuda/fill.cu:2:", "floor above")
+        self.write("kernels/cuda/elementwise/fill.cu", '// Fill.\n#include "engine/engine.h"\n')
+        self.assert_one_error("kernels/cuda/elementwise/fill.cu:2:", "floor above")
 
     def test_the_emulator_is_for_tests(self):
         self.write("emulator/device/gpu.h", HEADER)
@@ -133,7 +154,7 @@ class Tidiness(unittest.TestCase):
         self.write("emulator/device/warp.h", HEADER + include + '#include "kernels/kernels.h"\n')
         self.assertEqual(self.errors(), [])
         for floor in ("kernels", "kernels/cuda", "engine", "sharding", "checkpoint", "tokenizers", "models", "tasks",
-                      "cli", "bench"):
+                      "cli", "bench/harness"):
             self.write(f"{floor}/user.cpp", "// A file.\n" + include)
             self.assert_one_error(f"{floor}/user.cpp:2:", "for tests")
             self.write(f"{floor}/user.cpp", "// A file.\n")
@@ -147,7 +168,7 @@ class Tidiness(unittest.TestCase):
                   "#if !defined(__CUDACC__)\n" + include + "#endif\n")
         seen = (include, "#if !defined(__CUDACC__)\n#else\n" + include + "#endif\n",
                 "#if !defined(__CUDACC__)\n#endif\n" + include, "#ifdef X\n#else\n" + include + "#endif\n")
-        for path in ("kernels/cuda/gpu.h", "kernels/cuda/launch.h"):
+        for path in ("kernels/cuda/device/gpu.h", "kernels/cuda/device/launch.h"):
             for text in hidden:
                 self.write(path, HEADER + text)
                 self.assertEqual(self.errors(), [])
@@ -157,7 +178,7 @@ class Tidiness(unittest.TestCase):
             self.write(path, HEADER)
 
     def test_types_of_tests_that_hide_the_librarys(self):
-        self.write("engine/device.h", HEADER + "namespace tessera {\nclass Queue;\nstruct Device {\n  struct In {};\n};\n"
+        self.write("engine/device/device.h", HEADER + "namespace tessera {\nclass Queue;\nstruct Device {\n  struct In {};\n};\n"
                    "namespace nn {\nTESSERA_MODULE(Linear);\nusing Name = int;\n}  // namespace nn\n"
                    "template <class T>\nclass Array final : T {};\nenum class Kind : int { a };\n}  // namespace tessera\n")
         test = "// A test.\nnamespace %s {\nnamespace {\n%s\n}  // namespace\n}  // namespace %s\n"
@@ -166,7 +187,7 @@ class Tidiness(unittest.TestCase):
         for definition in definitions:
             for inside in ("tessera", "tessera::testing", "tessera::nn"):
                 self.write("tests/engine/a_test.cpp", test % (inside, definition, inside))
-                self.assert_one_error("tests/engine/a_test.cpp:", "hides that of engine/device.h")
+                self.assert_one_error("tests/engine/a_test.cpp:", "hides that of engine/device/device.h")
             self.write("tests/engine/a_test.cpp", test % ("other", definition, "other"))
             self.assertEqual(self.errors(), [])
         self.write("tests/engine/a_test.cpp", test % ("tessera::nn", "TESSERA_MODULE(Linear);", "tessera::nn"))

@@ -14,7 +14,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "kernels/base/error.h"
+#include "base/error.h"
 #include "tokenizers/load.h"
 
 namespace tessera::tokenizers::testing {

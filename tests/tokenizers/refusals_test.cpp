@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "tokenizers/fixtures_testing.h"
-#include "tokenizers/word_cache.h"
+#include "tokenizers/pipeline/word_cache.h"
 
 namespace tessera::tokenizers::testing {
 namespace {

@@ -6,13 +6,13 @@
 #include <span>
 #include <utility>
 
-#include "kernels/base/error.h"
-#include "tokenizers/byte_alphabet.h"
-#include "tokenizers/json_fields.h"
+#include "base/error.h"
 #include "tokenizers/models/merges.h"
-#include "tokenizers/trie.h"
-#include "tokenizers/unicode.h"
-#include "tokenizers/vocabulary_model.h"
+#include "tokenizers/pipeline/vocabulary_model.h"
+#include "tokenizers/text/byte_alphabet.h"
+#include "tokenizers/text/json_fields.h"
+#include "tokenizers/text/trie.h"
+#include "tokenizers/text/unicode.h"
 
 namespace tessera::tokenizers {
 namespace {

@@ -2,11 +2,11 @@
 // forth; a word that cannot be covered is one unknown token.
 #include <utility>
 
-#include "kernels/base/error.h"
-#include "tokenizers/json_fields.h"
-#include "tokenizers/trie.h"
-#include "tokenizers/unicode.h"
-#include "tokenizers/vocabulary_model.h"
+#include "base/error.h"
+#include "tokenizers/pipeline/vocabulary_model.h"
+#include "tokenizers/text/json_fields.h"
+#include "tokenizers/text/trie.h"
+#include "tokenizers/text/unicode.h"
 
 namespace tessera::tokenizers {
 namespace {

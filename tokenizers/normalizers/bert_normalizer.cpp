@@ -2,9 +2,9 @@
 // alone, accents go, letters become small. All in one pass over the text.
 #include <array>
 
-#include "tokenizers/json_fields.h"
-#include "tokenizers/normalizer.h"
-#include "tokenizers/unicode.h"
+#include "tokenizers/pipeline/normalizer.h"
+#include "tokenizers/text/json_fields.h"
+#include "tokenizers/text/unicode.h"
 
 namespace tessera::tokenizers {
 namespace {

@@ -4,10 +4,10 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/base/error.h"
-#include "tokenizers/json_fields.h"
-#include "tokenizers/normalizer.h"
-#include "tokenizers/unicode.h"
+#include "base/error.h"
+#include "tokenizers/pipeline/normalizer.h"
+#include "tokenizers/text/json_fields.h"
+#include "tokenizers/text/unicode.h"
 
 namespace tessera::tokenizers {
 namespace {

@@ -1,9 +1,9 @@
 // Replace: every match of a text or of a regular expression by another text.
-#include "kernels/base/error.h"
-#include "tokenizers/json_fields.h"
-#include "tokenizers/normalizer.h"
-#include "tokenizers/pattern.h"
-#include "tokenizers/pattern_field.h"
+#include "base/error.h"
+#include "tokenizers/pipeline/normalizer.h"
+#include "tokenizers/text/json_fields.h"
+#include "tokenizers/text/pattern.h"
+#include "tokenizers/text/pattern_field.h"
 
 namespace tessera::tokenizers {
 namespace {

@@ -1,10 +1,10 @@
 // ByteLevel: GPT-2's words, then each byte as a character of its alphabet; where the vocabulary is
 // kept in bytes too, they are left as they are.
-#include "kernels/base/error.h"
-#include "tokenizers/byte_alphabet.h"
-#include "tokenizers/json_fields.h"
-#include "tokenizers/pattern.h"
-#include "tokenizers/pre_tokenizer.h"
+#include "base/error.h"
+#include "tokenizers/pipeline/pre_tokenizer.h"
+#include "tokenizers/text/byte_alphabet.h"
+#include "tokenizers/text/json_fields.h"
+#include "tokenizers/text/pattern.h"
 
 namespace tessera::tokenizers {
 namespace {

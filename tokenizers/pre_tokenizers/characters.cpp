@@ -1,9 +1,9 @@
 // Pre-tokenizers that look at one character at a time.
-#include "kernels/base/error.h"
-#include "tokenizers/json_fields.h"
-#include "tokenizers/pre_tokenizer.h"
+#include "base/error.h"
+#include "tokenizers/pipeline/pre_tokenizer.h"
 #include "tokenizers/pre_tokenizers/delimiters.h"
-#include "tokenizers/unicode.h"
+#include "tokenizers/text/json_fields.h"
+#include "tokenizers/text/unicode.h"
 
 namespace tessera::tokenizers {
 namespace {

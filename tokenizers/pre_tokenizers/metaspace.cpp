@@ -1,9 +1,9 @@
 // Metaspace: spaces become a visible character, which a text also begins with; a word begins with
 // it.
-#include "kernels/base/error.h"
-#include "tokenizers/json_fields.h"
-#include "tokenizers/pre_tokenizer.h"
-#include "tokenizers/unicode.h"
+#include "base/error.h"
+#include "tokenizers/pipeline/pre_tokenizer.h"
+#include "tokenizers/text/json_fields.h"
+#include "tokenizers/text/unicode.h"
 
 namespace tessera::tokenizers {
 namespace {

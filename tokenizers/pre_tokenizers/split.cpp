@@ -1,10 +1,10 @@
 // Split: cuts at the matches of a pattern.
-#include "kernels/base/error.h"
-#include "tokenizers/json_fields.h"
-#include "tokenizers/pattern_field.h"
-#include "tokenizers/pre_tokenizer.h"
+#include "base/error.h"
+#include "tokenizers/pipeline/pre_tokenizer.h"
 #include "tokenizers/pre_tokenizers/delimiters.h"
-#include "tokenizers/unicode.h"
+#include "tokenizers/text/json_fields.h"
+#include "tokenizers/text/pattern_field.h"
+#include "tokenizers/text/unicode.h"
 
 namespace tessera::tokenizers {
 namespace {

@@ -1,0 +1,39 @@
+// A count of the forks between this process and the first one, which a handler in the child keeps.
+#include "base/home_process.h"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <new>
+
+#include "base/error.h"
+
+namespace tessera {
+namespace {
+
+// Of the process: fork() copies it, and nothing else tells a copy from its original so cheaply.
+std::atomic<unsigned> forks{0};
+
+unsigned current_generation() {
+  static const int registered =
+      ::pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
+  if (registered != 0) throw std::bad_alloc();  // the only reason that it has
+  return forks.load(std::memory_order_relaxed);
+}
+
+}  // namespace
+
+HomeProcess::HomeProcess() : generation_(current_generation()) {}
+
+bool HomeProcess::left() const noexcept {
+  return forks.load(std::memory_order_relaxed) != generation_;
+}
+
+void HomeProcess::refuse(std::string_view what) {
+  misuse(
+      "{} after fork(): the threads that it needs have stayed in the parent process; in the child "
+      "call exec() or _exit() only, or fork before the library is used",
+      what);
+}
+
+}  // namespace tessera

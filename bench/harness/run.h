@@ -1,0 +1,96 @@
+// A comparison from its rows to its report: pilot, rounds in turns, and what is written on the way.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "bench/harness/file.h"
+#include "bench/harness/grid.h"
+#include "bench/harness/peer.h"
+#include "bench/harness/products.h"
+#include "bench/harness/row.h"
+
+namespace tessera::cli {
+
+struct BenchSettings {
+  std::int64_t steps = 0;   // measured in a round; 0: as many as the budget has time for
+  std::int64_t rounds = 0;  // 0: three, or fewer where the budget has no time for them
+  std::int64_t warmup = 3;  // steps of a run that are left out
+  double budget = 240;      // seconds for all, which steps and rounds are chosen by
+  double time_limit = 0;    // of the whole; 0: none
+  double row_time_limit = 600;
+  std::optional<std::uint64_t> device_memory;  // of a rank; absent: what the machine has
+  PeerOptions peers;
+};
+
+class BenchRun {
+ public:
+  BenchRun(const BenchGrid& grid, const BenchSettings& settings, std::vector<BenchRow> rows,
+           RowRunner runner, BenchFile& file, std::string command);
+
+  // Rows that are measured in `old` with their rounds, steps and warm-up are not measured again, or
+  // with `again` all are; until a row's first round is there, it is the old one. Where steps and
+  // rounds are not given, they are those of our rows in it. Other rows of it stay behind ours.
+  void take_over(const BenchJson& old, bool again);
+  // Measures what is not measured. Throws Stopped; what was measured is then in the file.
+  void measure();
+  // Whole, with what rows say of each other.
+  [[nodiscard]] const BenchJson& report();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  [[nodiscard]] double passed() const;
+  [[nodiscard]] double time_left() const;  // until the limit of the whole
+  [[nodiscard]] bool wanted(const BenchRow& row) const;
+  [[nodiscard]] std::vector<BenchRow*> to_measure();
+  void plan_memory();
+  void plan_row(BenchRow& row);
+  void check_peers_run();
+  void pilot();
+  void choose_steps(const std::vector<BenchRow*>& rows);
+  RowRound run_once(BenchRow& row, const RowSteps& steps);
+  RowRound run_peer_once(BenchRow& row, const RowSteps& steps, double seconds);
+  void settle(BenchRow& row, const RowRound& round);
+  [[nodiscard]] std::string compare_losses(const BenchRow& row, const RowRound& round) const;
+  // Products are timed once for rows that have them in common.
+  [[nodiscard]] std::string products_key(const BenchRow& row) const;
+  void time_products_of(const BenchRow& row);
+  void take_products(BenchRow& row) const;
+  void mark_not_run();
+  void keep();
+  // It has no further turn; what was measured of it stays.
+  void give_up(BenchRow& row, const std::string& status, const std::string& reason, int code);
+  void take_settings(const BenchJson& old);
+  // As it stands in the report.
+  [[nodiscard]] BenchJson shown(const BenchRow& row) const;
+  void note(const std::string& line) const;
+
+  const BenchGrid& grid_;
+  BenchSettings settings_;
+  std::vector<BenchRow> rows_;
+  RowRunner runner_;
+  BenchFile& file_;
+  BenchJson report_;
+  BenchJson other_rows_ = BenchJson::array();
+  BenchJson old_settings_;                     // of the report that is gone on with
+  std::map<std::string, BenchJson> replaced_;  // rows of it that are measured anew, by id
+  std::set<std::string> given_up_;             // ids
+  Clock::time_point begin_ = Clock::now();
+  // Of the pilot: a row's seconds outside of steps, in a step, its tokens a sample.
+  struct Estimate {
+    double start = 0, step = 0, tokens = 0;
+  };
+  std::map<std::string, Estimate> estimates_;
+  std::map<std::string, std::vector<ProductTimes>> products_;
+  bool unkept_ = false;           // the file could not be written on the way
+  bool nothing_measured_ = true;  // all rows are kept ones
+};
+
+}  // namespace tessera::cli

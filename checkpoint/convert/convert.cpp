@@ -1,0 +1,232 @@
+// A conversion from end to end: what is there, what is wanted, the streaming, the rename.
+#include "checkpoint/convert/convert.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/convert/header_bytes.h"
+#include "checkpoint/convert/merged_source.h"
+#include "checkpoint/convert/plan.h"
+#include "checkpoint/convert/stream.h"
+#include "checkpoint/convert/target.h"
+#include "checkpoint/formats/streamed_file.h"
+#include "checkpoint/io/file.h"
+#include "checkpoint/load/peft.h"
+#include "checkpoint/steps/lineage.h"
+#include "checkpoint/steps/manifest.h"
+
+namespace tessera::checkpoint {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// Headers, alignment, indexes and a manifest, beside the tensors' bytes.
+constexpr std::uint64_t bytes_beside_a_tensor = 4096;
+constexpr std::uint64_t bytes_beside_a_file = 64 << 10;
+
+const formats::Format& find_format(const std::string& name) {
+  std::vector<std::string> names;
+  for (const formats::Format& format : formats::formats()) {
+    if (format.create == nullptr) continue;
+    if (format.name == name) return format;
+    names.emplace_back(format.name);
+  }
+  fail(ErrorCode::usage, "there is no format '{}' to convert to; there are {}", name,
+       fmt::join(names, ", "));
+}
+
+// Names, sizes and times of the source's files, to see that nobody changes them meanwhile.
+using Stamp = std::tuple<std::uint64_t, std::int64_t, std::int64_t, std::uint64_t>;
+using Stamps = std::map<std::string, Stamp>;
+
+void stamp(const fs::path& path, int depth, Stamps& stamps) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) return;
+  if (S_ISDIR(status.st_mode)) {
+    std::error_code error;
+    if (depth == 0) return;
+    for (const fs::directory_entry& entry : fs::directory_iterator(path, error)) {
+      stamp(entry.path(), depth - 1, stamps);
+    }
+    return;
+  }
+  stamps[path.string()] = {static_cast<std::uint64_t>(status.st_size), status.st_mtim.tv_sec,
+                           status.st_mtim.tv_nsec, status.st_ino};
+}
+
+Stamps stamps_of(const fs::path& path) {
+  Stamps stamps;
+  stamp(path, 3, stamps);
+  return stamps;
+}
+
+// One inside the other would read what it writes, or remove what it reads.
+void check_apart(const fs::path& source, const fs::path& target) {
+  std::error_code error;
+  const auto whole = [&](const fs::path& path) {
+    fs::path normal = fs::weakly_canonical(fs::absolute(path, error), error).lexically_normal();
+    return normal.has_filename() ? normal : normal.parent_path();
+  };
+  const fs::path from = whole(source);
+  const fs::path to = whole(target);
+  const auto inside = [](const fs::path& inner, const fs::path& outer) {
+    return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first ==
+           outer.end();
+  };
+  TESSERA_CHECK(!inside(to, from) && !inside(from, to), ErrorCode::usage,
+                "'{}' and '{}' are the same, or one is in the other; write elsewhere",
+                source.string(), target.string());
+}
+
+std::uint64_t needed_bytes(const ConversionPlan& plan, int files) {
+  std::uint64_t needed = plan.bytes_written + bytes_beside_a_tensor * plan.contents.tensors.size() +
+                         bytes_beside_a_file * static_cast<std::uint64_t>(files);
+  std::error_code error;
+  for (const auto& [name, path] : plan.contents.files) {
+    const std::uintmax_t bytes = fs::file_size(path, error);
+    if (!error) needed += bytes;
+  }
+  return needed;
+}
+
+// In a scope of its own, because a sink must be gone before its folder is renamed or removed.
+std::vector<ConvertedTensor> write_payload(const formats::Format& format, const fs::path& payload,
+                                           formats::Source& source, const ConversionPlan& plan,
+                                           const ConvertOptions& options, std::size_t block_bytes,
+                                           std::vector<std::string>& notes) {
+  const auto sink =
+      format.create(payload, plan.contents,
+                    {.world_size = options.world_size, .max_file_size = options.max_file_size});
+  std::vector<ConvertedTensor> tensors =
+      stream_tensors(source, *sink, plan, options, block_bytes, notes);
+  TESSERA_REQUIRE(tensors.size() == plan.contents.tensors.size(), "{} of {} tensors were written",
+                  tensors.size(), plan.contents.tensors.size());
+  sink->finish();
+  if (!format.is_file) {
+    formats::carry_files(plan.contents, payload);
+    sync_folder(payload);
+  } else if (!plan.contents.files.empty()) {
+    std::vector<std::string> names;
+    for (const auto& file : plan.contents.files) names.push_back(file.first);
+    notes.push_back(fmt::format("one file has no place for {}", fmt::join(names, ", ")));
+  }
+  return tensors;
+}
+
+// The PEFT folder of a conversion that merges; nothing for any other.
+fs::path adapter_to_merge(const fs::path& path, const ConvertOptions& options) {
+  const bool is_adapter = is_peft_folder(path.string());
+  TESSERA_CHECK(!options.merge || is_adapter, ErrorCode::usage,
+                "--merge: '{}' has no {}, and so no adapter to merge", path.string(),
+                peft_config_file);
+  TESSERA_CHECK(options.merge || !is_adapter, ErrorCode::usage,
+                "'{}' holds an adapter, without the model that it is for; --merge writes that "
+                "model with the adapter in its weights",
+                path.string());
+  TESSERA_CHECK(options.merge || options.base.empty(), ErrorCode::usage,
+                "--base {}: is for --merge", options.base.string());
+  return options.merge ? path : fs::path();
+}
+
+fs::path base_of(const fs::path& adapter, const ConvertOptions& options) {
+  fs::path base =
+      options.base.empty() ? fs::path(read_peft_config(adapter.string()).base) : options.base;
+  std::error_code error;
+  TESSERA_CHECK(!base.empty() && fs::exists(base, error), ErrorCode::checkpoint,
+                "'{}': its base model '{}' is not here; name the base's folder with --base",
+                adapter.string(), base.string());
+  TESSERA_CHECK(!is_peft_folder(base.string()), ErrorCode::configuration,
+                "'{}': its base '{}' is an adapter itself; merge that one first", adapter.string(),
+                base.string());
+  return base;
+}
+
+}  // namespace
+
+std::vector<fs::path> steps_of_run(const fs::path& path) {
+  std::error_code error;
+  std::vector<fs::path> paths;
+  if (!fs::is_directory(path, error) || fs::exists(path / manifest_name, error)) return paths;
+  const StepListing listing = list_committed(path);
+  for (const CommittedStep& step : listing.steps) paths.push_back(step.path);
+  for (const UnreadableStep& step : listing.unreadable) paths.push_back(step.path);
+  return paths;
+}
+
+fs::path step_of_run(const fs::path& path) {
+  std::error_code error;
+  for (const fs::path& step : steps_of_run(path)) {
+    if (fs::is_regular_file(step / manifest_name, error)) return step;
+  }
+  return path;
+}
+
+ConvertReport convert(const fs::path& source_path, const fs::path& target_path,
+                      const ConvertOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  const std::uint64_t before_bytes = options.whole_process ? 0 : resident_memory().now;
+  const formats::Format& to = find_format(options.to);
+  TESSERA_CHECK(options.world_size >= 1, ErrorCode::usage, "a world size of {} has no rank",
+                options.world_size);
+  TESSERA_CHECK(!options.dtype || is_floating(*options.dtype), ErrorCode::usage,
+                "weights cannot be converted to {}", name_of(*options.dtype));
+  const fs::path adapter = adapter_to_merge(step_of_run(source_path), options);
+  const fs::path path =
+      adapter.empty() ? step_of_run(source_path) : step_of_run(base_of(adapter, options));
+  const formats::Format& from = formats::recognise(path);
+  check_apart(path, target_path);
+  if (!adapter.empty()) check_apart(adapter, target_path);
+  const Stamps before = stamps_of(path);
+  const std::uint64_t headers = header_bytes(path);
+  TESSERA_CHECK(
+      headers <= options.max_memory, ErrorCode::out_of_memory,
+      "--max-memory: the headers of '{}' have {} bytes, more than the {} that are allowed; "
+      "allow several times as much as they have",
+      path.string(), headers, options.max_memory);
+  auto source = from.open(path);
+  if (!adapter.empty()) {
+    const std::optional<std::string> config = model_config_text(source->contents());
+    source = open_merged(adapter, std::move(source),
+                         options.lies_in_out && config ? options.lies_in_out(*config)
+                                                       : std::map<std::string, bool>());
+  }
+  const bool is_step = adapter.empty() && (from.name == std::string_view("full") ||
+                                           from.name == std::string_view("sharded"));
+  ConversionPlan plan = plan_conversion(*source, to, options, !is_step);
+  const std::size_t block_bytes = block_bytes_for(options.max_memory, before_bytes, *source, plan);
+
+  PendingTarget target(target_path, to.is_file, options.force,
+                       needed_bytes(plan, options.world_size));
+  ConvertReport report;
+  report.notes = plan.contents.notes;
+  report.notes.insert(report.notes.end(), target.notes().begin(), target.notes().end());
+  report.tensors =
+      write_payload(to, target.payload(), *source, plan, options, block_bytes, report.notes);
+  TESSERA_CHECK(stamps_of(path) == before, ErrorCode::checkpoint,
+                "'{}' was changed while it was read; convert it when nobody writes to it",
+                path.string());
+  if (options.verify) {
+    compare_tensors(*to.open(target.payload()), report.tensors, options, block_bytes);
+    report.verified = true;
+  }
+  target.publish();
+  report.source = adapter.empty() ? path.string() : adapter.string();
+  report.source_format =
+      adapter.empty() ? from.name : fmt::format("an adapter over {}, {}", path.string(), from.name);
+  report.target = target_path.string();
+  report.target_format = to.name;
+  report.bytes_read = plan.bytes_read;
+  report.bytes_written = plan.bytes_written;
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return report;
+}
+
+}  // namespace tessera::checkpoint

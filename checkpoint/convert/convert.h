@@ -1,0 +1,87 @@
+// Converting a checkpoint from any format to any other, streaming, with bounded memory.
+// docs/convert.md.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "checkpoint/formats/format.h"
+
+namespace tessera::checkpoint {
+
+struct ConvertProgress {
+  const char* doing = "";  // "converting", "verifying"
+  std::uint64_t done = 0;  // bytes of tensors
+  std::uint64_t total = 0;
+};
+
+struct ConvertOptions {
+  std::string to = {};              // a format's name
+  int world_size = 1;               // files of formats that have one a rank
+  std::uint64_t max_file_size = 0;  // bytes of tensors in a file; 0: no limit
+  std::optional<DType> dtype = {};  // of the model's floating tensors
+  bool weights_only = false;
+  // That the conversion may add to what the process has, or, with `whole_process`, that the process
+  // may have. Error(out_of_memory), before anything is written, when the list of tensors alone
+  // leaves no room in it.
+  std::uint64_t max_memory = 256'000'000;
+  bool whole_process = false;
+  // The source is PEFT's folder of an adapter: the weights of its base with the adapter multiplied
+  // in are what is converted. `base` is the base's place, where adapter_config.json's is not it.
+  bool merge = false;
+  std::filesystem::path base = {};
+  // Given the text of the base's config.json, the names of its linear layers' weights, and whether
+  // they lie [in, out]. A layer without a name there goes by the shapes, and where these are equal
+  // by the adapter's fan_in_fan_out.
+  std::function<std::map<std::string, bool>(const std::string& config)> lies_in_out = {};
+  bool verify = false;  // read the result again and compare
+  bool force = false;   // replace a checkpoint at the target
+  std::function<void(const ConvertProgress&)> progress = {};
+  std::function<bool()> stop = {};  // asked often; true ends it with Error(runtime)
+};
+
+struct ConvertedTensor {
+  formats::Part part = formats::Part::model;
+  std::string name;
+  const StoredDType* stored = nullptr;
+  std::vector<std::int64_t> shape;
+  std::uint64_t bytes = 0;
+  std::uint64_t xxh3 = 0;  // of its elements as written, row-major
+};
+
+struct ConvertReport {
+  std::string source, source_format;  // the step folder where a folder of steps was given
+  std::string target, target_format;
+  std::vector<ConvertedTensor> tensors;
+  std::uint64_t bytes_read = 0;     // of tensors
+  std::uint64_t bytes_written = 0;  // likewise
+  std::vector<std::string> notes;   // what was dropped, renamed, compared, narrowed
+  double seconds = 0;
+  bool verified = false;
+};
+
+// One process. The target appears whole, by one rename, or not at all; one that is there is an
+// Error(checkpoint) unless `force`, and stays as it is until the new one is durable.
+ConvertReport convert(const std::filesystem::path& source, const std::filesystem::path& target,
+                      const ConvertOptions& options);
+
+// The step folders in `path`, the newest first, whatever their state; none when it is itself a step
+// or no folder of steps.
+std::vector<std::filesystem::path> steps_of_run(const std::filesystem::path& path);
+// `path`, or its newest committed step when it is a folder of steps.
+std::filesystem::path step_of_run(const std::filesystem::path& path);
+
+// What this process has in memory now, and had at most.
+struct ResidentBytes {
+  std::uint64_t now = 0;
+  std::uint64_t peak = 0;
+};
+ResidentBytes resident_memory();
+
+}  // namespace tessera::checkpoint

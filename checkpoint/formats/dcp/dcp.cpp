@@ -1,0 +1,151 @@
+// Opening the folders of PyTorch Distributed Checkpoint. Each chunk of a tensor is a torch.save
+// archive of its own, somewhere in a file; .metadata says where.
+#include "checkpoint/formats/dcp/dcp.h"
+
+#include <fmt/format.h>
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/formats/dcp/dcp_metadata.h"
+#include "checkpoint/formats/dcp/dcp_sink.h"
+#include "checkpoint/formats/torch/torch_state.h"
+
+namespace tessera::checkpoint::formats {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* dcp_metadata_name = ".metadata";
+
+bool has_file(const fs::path& folder, const std::string& name) {
+  std::error_code error;
+  return fs::is_regular_file(folder / name, error);
+}
+
+// The folders of `path` that have metadata: itself, or those that Accelerate makes, which it
+// numbers when there are several models.
+std::vector<fs::path> dcp_folders(const fs::path& path) {
+  if (has_file(path, dcp_metadata_name)) return {path};
+  std::vector<fs::path> folders;
+  for (const char* name : {"pytorch_model_fsdp_0", "optimizer_0"}) {
+    if (has_file(path / name, dcp_metadata_name)) folders.push_back(path / name);
+  }
+  return folders;
+}
+
+bool recognises_dcp(const fs::path& path) {
+  return !dcp_folders(path).empty() || has_file(path, "__0_0.distcp") ||
+         has_file(path / "pytorch_model_fsdp_0", "__0_0.distcp");
+}
+
+class DcpOpener {
+ public:
+  std::unique_ptr<Source> open(const fs::path& path) {
+    const std::vector<fs::path> folders = dcp_folders(path);
+    TESSERA_CHECK(!folders.empty(), ErrorCode::checkpoint,
+                  "'{}' has .distcp files and no .metadata: the save was not finished, or the file "
+                  "was not copied (names that begin with a dot are easily left behind)",
+                  path.string());
+    for (const fs::path& folder : folders) add_folder(folder);
+    const std::string source = fmt::format("'{}'", path.string());
+    NamedState state = name_state(
+        std::move(items_), [this](std::size_t handle) { return store_.number(handle); }, source);
+    state.contents.notes.push_back(
+        fmt::format("{} chunks in {} files", chunks_, store_.files().count()));
+    if (left_out_ > 0) {
+      state.contents.notes.push_back(
+          fmt::format("left out: {} pickled values, such as {}, which are neither tensors nor an "
+                      "optimizer's hyperparameters",
+                      left_out_, shown(first_left_out_)));
+    }
+    for (const fs::path& folder : folders) add_model_files(state.contents, folder);
+    add_model_files(state.contents, path);
+    return make_source(std::move(store_), std::move(state));
+  }
+
+ private:
+  void add_folder(const fs::path& folder) {
+    const fs::path path = folder / dcp_metadata_name;
+    const DcpMetadata metadata =
+        parse_dcp_metadata(read_file(path, pickle_bytes_limit), fmt::format("'{}'", path.string()));
+    for (const DcpTensor& tensor : metadata.tensors) add_tensor(folder, tensor);
+    for (const DcpBytes& value : metadata.values) add_value(folder, value);
+  }
+
+  TorchArchive archive(const fs::path& folder, const DcpPlace& place) {
+    FileTable& files = store_.files();
+    const std::size_t file = files.add(folder / place.file);
+    const std::string source =
+        fmt::format("'{}' at byte {}", (folder / place.file).string(), place.offset);
+    const std::uint64_t size = files.size(file);
+    TESSERA_CHECK(place.offset <= size && place.bytes <= size - place.offset, ErrorCode::checkpoint,
+                  "{}: the metadata says that {} bytes stand there, and the file has {}: it is "
+                  "truncated",
+                  source, place.bytes, size);
+    return {files, file, place.offset, place.bytes, source};
+  }
+
+  void add_tensor(const fs::path& folder, const DcpTensor& tensor) {
+    PiecedTensor pieced{tensor.stored, tensor.shape, {}};
+    std::string memory;  // the same places in the files are the same tensor
+    for (const DcpChunk& chunk : tensor.chunks) {
+      const TorchArchive from = archive(folder, chunk.place);
+      const auto stored = from.tensor(from.root());
+      TESSERA_CHECK(
+          stored.has_value() && stored->shape == chunk.box.sizes && stored->stored == tensor.stored,
+          ErrorCode::checkpoint, "{}: there is another tensor than the metadata's {} of {} at {}",
+          from.source(), shown(tensor.key), describe_shape(chunk.box.sizes),
+          describe_shape(chunk.box.offsets));
+      Piece piece{chunk.box, store_.add_record(from.storage(stored->key)), stored->first,
+                  stored->strides};
+      pieced.pieces.push_back(std::move(piece));
+      memory += fmt::format("{}/{}:{}\n", folder.string(), chunk.place.file, chunk.place.offset);
+      ++chunks_;
+    }
+    const std::string what =
+        fmt::format("'{}': tensor {}", (folder / dcp_metadata_name).string(), shown(tensor.key));
+    StateTensor item;
+    item.path = tensor.path;
+    item.stored = tensor.stored;
+    item.shape = tensor.shape;
+    item.memory = std::move(memory);
+    item.handle = store_.add_tensor(std::move(pieced), what);
+    items_.tensors.push_back(std::move(item));
+  }
+
+  void add_value(const fs::path& folder, const DcpBytes& value) {
+    const bool wanted =
+        value.path.back() == "step" ||
+        std::find(value.path.begin(), value.path.end(), "param_groups") != value.path.end();
+    if (!wanted) {
+      if (left_out_++ == 0) first_left_out_ = value.key;
+      return;
+    }
+    const TorchArchive from = archive(folder, value.place);
+    add_state(items_, store_, from, from.root(), value.path);
+  }
+
+  PieceStore store_;
+  StateItems items_;
+  std::size_t chunks_ = 0;
+  std::size_t left_out_ = 0;
+  std::string first_left_out_;
+};
+
+std::unique_ptr<Source> open_dcp(const fs::path& path) {
+  return DcpOpener().open(path);
+}
+
+}  // namespace
+
+const Format& dcp_format() {
+  static const Format format{"dcp",    "a PyTorch distributed checkpoint (.metadata and *.distcp)",
+                             false,    recognises_dcp,
+                             open_dcp, create_dcp};
+  return format;
+}
+
+}  // namespace tessera::checkpoint::formats

@@ -1,0 +1,56 @@
+// .metadata of a DCP folder: what it says the files hold.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/formats/cover.h"
+#include "checkpoint/formats/torch/state_names.h"
+#include "checkpoint/safetensors/safetensors.h"
+
+namespace tessera::checkpoint::formats {
+
+// A part of a file.
+struct DcpPlace {
+  std::string file;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+};
+
+struct DcpChunk {
+  Box box;
+  DcpPlace place;
+};
+
+struct DcpTensor {
+  std::string key;  // the flat one
+  StatePath path;
+  const StoredDType* stored = nullptr;
+  std::vector<std::int64_t> shape;
+  std::vector<DcpChunk> chunks;
+};
+
+struct DcpBytes {
+  std::string key;
+  StatePath path;
+  DcpPlace place;
+};
+
+struct DcpMetadata {
+  std::vector<DcpTensor> tensors;
+  std::vector<DcpBytes> values;  // pickled by themselves
+};
+
+// Throws Error(checkpoint) that begins with `source`: for anything that does not fit together, file
+// names with folders in them included.
+DcpMetadata parse_dcp_metadata(std::string_view pickle, const std::string& source);
+
+// A .metadata of these, for what `version` 1.0.0 of the format calls its files.
+std::string compose_dcp_metadata(const DcpMetadata& metadata);
+
+}  // namespace tessera::checkpoint::formats

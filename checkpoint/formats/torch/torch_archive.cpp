@@ -1,0 +1,374 @@
+// torch.save's archives: which records they have, which globals their pickles name, and the tensors
+// that these describe.
+#include "checkpoint/formats/torch/torch_archive.h"
+
+#include <fmt/format.h>
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/io/crc32.h"
+
+namespace tessera::checkpoint::formats {
+
+namespace {
+
+constexpr std::array<TorchDType, 19> torch_dtypes{{
+    {"float32", "FloatStorage", "F32"},
+    {"float64", "DoubleStorage", "F64"},
+    {"float16", "HalfStorage", "F16"},
+    {"bfloat16", "BFloat16Storage", "BF16"},
+    {"int64", "LongStorage", "I64"},
+    {"int32", "IntStorage", "I32"},
+    {"int16", "ShortStorage", "I16"},
+    {"int8", "CharStorage", "I8"},
+    {"uint8", "ByteStorage", "U8"},
+    {"bool", "BoolStorage", "BOOL"},
+    {"complex64", "ComplexFloatStorage", "C64"},
+    {"uint16", nullptr, "U16"},
+    {"uint32", nullptr, "U32"},
+    {"uint64", nullptr, "U64"},
+    {"float8_e4m3fn", nullptr, "F8_E4M3"},
+    {"float8_e5m2", nullptr, "F8_E5M2"},
+    {"float8_e4m3fnuz", nullptr, "F8_E4M3FNUZ"},
+    {"float8_e5m2fnuz", nullptr, "F8_E5M2FNUZ"},
+    {"float8_e8m0fnu", nullptr, "F8_E8M0"},
+}};
+
+constexpr std::int64_t widest_expansion = 1024;  // elements of a view to those of its storage
+constexpr std::size_t dimensions_limit = 64;     // PyTorch's
+constexpr int json_depth = 32;
+constexpr std::size_t json_values = 1'000'000;
+constexpr std::size_t json_text_value = 64;  // bytes of text that count as a value
+
+bool is_one_of(std::string_view name, std::initializer_list<std::string_view> names) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// The folder of an archive: that of its one data.pkl.
+std::string folder_of(const ZipDirectory& directory, const std::string& source) {
+  constexpr std::string_view pickle_name = "data.pkl";
+  std::string folder;
+  bool found = false;
+  for (const ZipRecord& record : directory.records()) {
+    if (record.name.find("/constants.pkl") != std::string::npos) {
+      fail(ErrorCode::checkpoint,
+           "{} is a TorchScript archive, which holds a program: save the model's state_dict() with "
+           "torch.save",
+           source);
+    }
+    const std::size_t slash = record.name.rfind('/');
+    if (slash == std::string::npos || record.name.substr(slash + 1) != pickle_name ||
+        record.name.find('/') != slash) {
+      continue;
+    }
+    TESSERA_CHECK(!found, ErrorCode::checkpoint, "{} has two pickles", source);
+    folder = record.name.substr(0, slash + 1);
+    found = true;
+  }
+  TESSERA_CHECK(found, ErrorCode::checkpoint,
+                "{} has no data.pkl: it is a zip archive, but no torch.save file", source);
+  return folder;
+}
+
+void refuse_old_forms(FileTable& files, std::size_t file, std::uint64_t offset, std::uint64_t bytes,
+                      const std::string& source) {
+  std::array<char, 264> head{};
+  const auto length = static_cast<std::size_t>(std::min<std::uint64_t>(bytes, head.size()));
+  files.read(file, offset, head.data(), length);
+  const std::string_view text(head.data(), length);
+  const bool is_tar = length > 262 && text.substr(257, 5) == "ustar";
+  const bool is_legacy = length > 3 && text[0] == '\x80' && text[1] == '\x02';
+  TESSERA_CHECK(!is_tar && !is_legacy, ErrorCode::checkpoint,
+                "{} was written before PyTorch 1.6 (or without its zip format): load it with "
+                "torch.load(..., weights_only=True) and write it again with torch.save",
+                source);
+  // A safetensors file: the length of a header, and its first character.
+  TESSERA_CHECK(
+      length <= 8 || text[8] != '{' || text.substr(4, 4) != std::string_view("\0\0\0\0", 4),
+      ErrorCode::checkpoint,
+      "{} is a safetensors file in a distributed checkpoint "
+      "(serialization_format=SAFETENSORS), whose parts of tensors are not joined: save "
+      "without that, or by HuggingFaceStorageWriter with "
+      "enable_consolidation=True, and convert the folder that it makes (hf)",
+      source);
+  TESSERA_CHECK(text.starts_with("PK\x03\x04"), ErrorCode::checkpoint,
+                "{} does not begin as a torch.save file", source);
+}
+
+std::string read_record_whole(FileTable& files, std::size_t file, std::uint64_t offset,
+                              const ZipRecord& record, const std::string& source,
+                              std::size_t limit) {
+  TESSERA_CHECK(record.bytes <= limit, ErrorCode::checkpoint, "{}: its {} has {} bytes, over {}",
+                source, shown(record.name), record.bytes, limit);
+  std::string out(record.bytes, '\0');
+  files.read(file, offset + record.offset, out.data(), out.size());
+  TESSERA_CHECK(record.crc == 0 || record.crc == crc32(0, out.data(), out.size()),
+                ErrorCode::checkpoint, "{} is damaged: the checksum of its {} differs", source,
+                shown(record.name));
+  return out;
+}
+
+}  // namespace
+
+const TorchDType* torch_dtype(const StoredDType& stored) {
+  const auto found = std::find_if(torch_dtypes.begin(), torch_dtypes.end(),
+                                  [&](const TorchDType& d) { return d.stored == stored.name; });
+  return found == torch_dtypes.end() ? nullptr : &*found;
+}
+
+const TorchDType* torch_dtype_named(std::string_view name) {
+  const auto found = std::find_if(torch_dtypes.begin(), torch_dtypes.end(),
+                                  [&](const TorchDType& d) { return d.dtype == name; });
+  return found == torch_dtypes.end() ? nullptr : &*found;
+}
+
+bool is_torch_global(std::string_view global) {
+  if (is_one_of(global, {"collections.OrderedDict",
+                         "collections.defaultdict",
+                         "collections.Counter",
+                         "builtins.dict",
+                         "__builtin__.dict",
+                         "builtins.set",
+                         "__builtin__.set",
+                         "builtins.list",
+                         "__builtin__.list",
+                         "builtins.complex",
+                         "__builtin__.complex",
+                         "builtins.bytearray",
+                         "__builtin__.bytearray",
+                         "_codecs.encode",
+                         "torch.Size",
+                         "torch.device",
+                         "torch.Tensor",
+                         "torch.storage.UntypedStorage",
+                         "torch.storage.TypedStorage",
+                         "torch.UntypedStorage",
+                         "torch.serialization._get_layout",
+                         "torch.nn.parameter.Parameter",
+                         "torch._utils._rebuild_tensor",
+                         "torch._utils._rebuild_tensor_v2",
+                         "torch._utils._rebuild_tensor_v3",
+                         "torch._utils._rebuild_parameter",
+                         "torch._utils._rebuild_parameter_with_state",
+                         "torch._utils._rebuild_sparse_tensor",
+                         "torch._utils._rebuild_qtensor",
+                         "torch._utils._rebuild_meta_tensor_no_storage",
+                         "torch._tensor._rebuild_from_type_v2"})) {
+    return true;
+  }
+  constexpr std::string_view torch = "torch.";
+  if (!global.starts_with(torch)) return false;
+  const std::string_view name = global.substr(torch.size());
+  if (torch_dtype_named(name) != nullptr) return true;
+  // Listed, so that a tensor of it is refused by its own name.
+  if (is_one_of(name, {"complex128", "complex32", "qint8", "quint8", "qint32", "quint4x2",
+                       "quint2x4", "ComplexDoubleStorage", "QInt8Storage", "QUInt8Storage",
+                       "QInt32Storage", "QUInt4x2Storage", "QUInt2x4Storage"})) {
+    return true;
+  }
+  return std::any_of(torch_dtypes.begin(), torch_dtypes.end(), [&](const TorchDType& d) {
+    return d.storage != nullptr && name == d.storage;
+  });
+}
+
+const PickleRules torch_rules{is_torch_global, "a torch.save file of tensors and plain values",
+                              "Load the file where it was made and trusted, and save "
+                              "model.state_dict() (and the optimizer's) "
+                              "alone"};
+
+TorchArchive::TorchArchive(FileTable& files, std::size_t file, std::uint64_t offset,
+                           std::uint64_t bytes, std::string source, const PickleRules& rules)
+    : source_(std::move(source)), file_(file), offset_(offset) {
+  refuse_old_forms(files, file, offset, bytes, source_);
+  const ReadBytes read = [&](std::uint64_t at, void* data, std::size_t count) {
+    files.read(file, offset + at, data, count);
+  };
+  directory_.emplace(read, bytes, source_);
+  prefix_ = folder_of(*directory_, source_);
+  if (const ZipRecord* order = directory_->find(prefix_ + "byteorder")) {
+    const std::string text = read_record_whole(files, file, offset, *order, source_, 16);
+    TESSERA_CHECK(text == torch_byteorder, ErrorCode::checkpoint,
+                  "{} has the byte order {}: load and save it on a little-endian machine", source_,
+                  shown(text));
+  }
+  const std::string text = read_record_whole(
+      files, file, offset, *directory_->find(prefix_ + "data.pkl"), source_, pickle_bytes_limit);
+  pickle_ = std::make_unique<Pickle>(text, source_, rules);
+}
+
+StoredRecord TorchArchive::storage(const std::string& key) const {
+  const ZipRecord* record = directory_->find(prefix_ + "data/" + key);
+  TESSERA_CHECK(record != nullptr, ErrorCode::checkpoint,
+                "{}: there is no record of storage {}; the file is damaged", source_, shown(key));
+  return {file_, offset_ + record->offset, record->bytes, record->crc, record->name};
+}
+
+std::optional<TorchTensor> TorchArchive::tensor(const PickleValue& value) const {
+  if (!value.is(PickleKind::object)) return std::nullopt;
+  return call(value.at(0).global(), value.at(1), 0);
+}
+
+// What a function that makes tensors would make of these arguments.
+std::optional<TorchTensor> TorchArchive::call(const std::string& function,
+                                              const PickleValue& arguments, int depth) const {
+  TESSERA_CHECK(depth < 4, ErrorCode::checkpoint, "{}: a tensor of a tensor of a tensor", source_);
+  constexpr std::string_view torch_utils = "torch._utils.";
+  if (!function.starts_with(torch_utils) && !function.starts_with("torch._tensor.")) {
+    return std::nullopt;
+  }
+  if (function == "torch._utils._rebuild_tensor" || function == "torch._utils._rebuild_tensor_v2") {
+    return rebuild(arguments, false);
+  }
+  if (function == "torch._utils._rebuild_tensor_v3") return rebuild(arguments, true);
+  if (function.starts_with("torch._utils._rebuild_parameter")) {
+    const PickleValue inner = arguments.at(0);
+    if (inner.is(PickleKind::object)) return call(inner.at(0).global(), inner.at(1), depth + 1);
+  }
+  // A tensor with attributes: FSDP leaves some on what it gathered.
+  if (function == "torch._tensor._rebuild_from_type_v2" && arguments.at(0).is(PickleKind::global) &&
+      (arguments.at(1).is_global("torch.Tensor") ||
+       arguments.at(1).is_global("torch.nn.parameter.Parameter"))) {
+    return call(arguments.at(0).global(), arguments.at(2), depth + 1);
+  }
+  fail(ErrorCode::checkpoint,
+       "{}: a tensor by {} (sparse, quantized, of another class) cannot be converted; make it a "
+       "dense one first",
+       source_, function);
+}
+
+TorchTensor TorchArchive::rebuild(const PickleValue& arguments, bool with_dtype) const {
+  const auto check = [&](bool condition, std::string_view problem) {
+    TESSERA_CHECK(condition, ErrorCode::checkpoint, "{}: a tensor {}", source_, problem);
+  };
+  const PickleValue storage_value = arguments.at(0);
+  check(storage_value.is(PickleKind::persistent) && storage_value.at(0).is(PickleKind::tuple) &&
+            storage_value.at(0).size() >= 5,
+        "has no storage");
+  const PickleValue id = storage_value.at(0);
+  check(id.at(0).text() == "storage", "has no storage");
+  TorchTensor tensor;
+  tensor.key = id.at(2).text();
+  tensor.first = arguments.at(1).integer();
+  tensor.shape = integers_of(arguments.at(2));
+  tensor.strides = integers_of(arguments.at(3));
+  check(tensor.shape.size() == tensor.strides.size(), "has strides that do not fit its shape");
+  std::string_view name = with_dtype ? arguments.at(6).global() : id.at(1).global();
+  if (name.starts_with("torch.")) name.remove_prefix(6);
+  const auto* const type =
+      std::find_if(torch_dtypes.begin(), torch_dtypes.end(), [&](const TorchDType& d) {
+        return with_dtype ? d.dtype == name : d.storage != nullptr && d.storage == name;
+      });
+  TESSERA_CHECK(type != torch_dtypes.end(), ErrorCode::checkpoint,
+                "{}: tensors of {} cannot be converted; cast them first", source_, shown(name));
+  tensor.stored = find_stored_dtype(type->stored);
+  const std::int64_t elements = element_count(tensor.shape, source_);
+  const StoredRecord record = storage(tensor.key);
+  const std::uint64_t size = tensor.stored->bits / 8;
+  const std::uint64_t claimed = static_cast<std::uint64_t>(id.at(4).integer());
+  const bool untyped = id.at(1).global().ends_with("UntypedStorage");
+  check(claimed <= record.bytes && (untyped ? claimed : claimed * size) == record.bytes,
+        "has a storage whose record has another size");
+  check(elements <= widest_expansion * 1024 ||
+            static_cast<std::uint64_t>(elements / widest_expansion) <= record.bytes / size,
+        "claims far more elements than its storage has");
+  return tensor;
+}
+
+std::vector<std::int64_t> integers_of(const PickleValue& value) {
+  std::vector<std::int64_t> out;
+  PickleValue list = value;
+  if (value.is_object_of("torch.Size")) {
+    if (value.argument_count() == 0) return out;
+    list = value.argument(0);
+  }
+  if (!list.is(PickleKind::list) && !list.is(PickleKind::tuple)) (void)list.integer();  // throws
+  TESSERA_CHECK(list.size() <= dimensions_limit, ErrorCode::checkpoint,
+                "{} has {} dimensions in a shape, the limit is {}", value.source(), list.size(),
+                dimensions_limit);
+  out.reserve(list.size());
+  for (std::size_t i = 0; i < list.size(); ++i) out.push_back(list.at(i).integer());
+  return out;
+}
+
+nlohmann::json PickleToJson::convert(const PickleValue& value, int depth) {
+  if (depth > json_depth || ++visited_ > json_values) return "...";
+  switch (value.kind()) {
+    case PickleKind::none:
+      return nullptr;
+    case PickleKind::boolean:
+      return value.boolean();
+    case PickleKind::integer:
+      return value.integer();
+    case PickleKind::real:
+      return std::isfinite(value.number()) ? nlohmann::json(value.number())
+                                           : nlohmann::json(fmt::format("{}", value.number()));
+    case PickleKind::text:
+      visited_ += value.text().size() / json_text_value;
+      if (visited_ > json_values) return "...";
+      return value.text();
+    case PickleKind::list:
+    case PickleKind::tuple:
+      return list(value, depth);
+    case PickleKind::dict:
+      return dict(value, depth);
+    default:
+      return name_of(value.kind());
+  }
+}
+
+nlohmann::json PickleToJson::list(const PickleValue& value, int depth) {
+  nlohmann::json out = nlohmann::json::array();
+  for (std::size_t i = 0; i < value.size() && visited_ <= json_values; ++i) {
+    out.push_back(convert(value.at(i), depth + 1));
+  }
+  return out;
+}
+
+nlohmann::json PickleToJson::dict(const PickleValue& value, int depth) {
+  nlohmann::json out = nlohmann::json::object();
+  for (std::size_t i = 0; i < value.size() && visited_ <= json_values; ++i) {
+    const PickleValue key = value.key(i);
+    if (key.is(PickleKind::text)) {
+      visited_ += key.text().size() / json_text_value;
+      out[key.text()] = convert(value.value(i), depth + 1);
+    } else if (key.is(PickleKind::integer)) {
+      out[std::to_string(key.integer())] = convert(value.value(i), depth + 1);
+    }
+  }
+  return out;
+}
+
+void write_tensor(PickleWriter& pickle, const TorchDType& dtype, const std::string& key,
+                  std::int64_t elements, const std::vector<std::int64_t>& shape) {
+  const bool typed = dtype.storage != nullptr;
+  const auto size = static_cast<std::int64_t>(find_stored_dtype(dtype.stored)->bits / 8);
+  pickle.global("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3").mark();
+  pickle.mark().text("storage");
+  if (typed) {
+    pickle.global("torch", dtype.storage);
+  } else {
+    pickle.global("torch.storage", "UntypedStorage");
+  }
+  pickle.text(key).text("cpu").integer(typed ? elements : elements * size).tuple().persistent();
+  pickle.integer(0).tuple_of(shape).tuple_of(row_major_strides(shape)).boolean(false);
+  pickle.global("collections", "OrderedDict").empty_tuple().reduce();
+  if (!typed) pickle.global("torch", dtype.dtype);
+  pickle.tuple().reduce();
+}
+
+std::vector<ZipPlan> plan_torch_archive(const std::string& folder, std::size_t pickle_bytes,
+                                        const std::vector<std::uint64_t>& storages) {
+  std::vector<ZipPlan> records{{folder + "/data.pkl", pickle_bytes, 0},
+                               {folder + "/byteorder", torch_byteorder.size(), 0}};
+  for (std::size_t i = 0; i < storages.size(); ++i) {
+    records.push_back({fmt::format("{}/data/{}", folder, i), storages[i], 0});
+  }
+  records.push_back({folder + "/version", torch_version.size(), 0});
+  return records;
+}
+
+}  // namespace tessera::checkpoint::formats

@@ -1,0 +1,92 @@
+// The zip archives of torch.save, and what their pickles say of tensors.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/formats/pickle/pickle.h"
+#include "checkpoint/formats/pieces.h"
+#include "checkpoint/formats/torch/zip.h"
+
+namespace tessera::checkpoint::formats {
+
+// An element type in PyTorch's words.
+struct TorchDType {
+  const char* dtype;    // of module torch: "float32"
+  const char* storage;  // its typed storage, or null: "FloatStorage"
+  const char* stored;   // in safetensors' words: "F32"
+};
+const TorchDType* torch_dtype(const StoredDType& stored);    // null: PyTorch has none
+const TorchDType* torch_dtype_named(std::string_view name);  // "float32"
+
+// What a pickled tensor is: a view of a storage that stands in the archive.
+struct TorchTensor {
+  const StoredDType* stored = nullptr;
+  std::vector<std::int64_t> shape, strides;
+  std::int64_t first = 0;  // element of the storage
+  std::string key;         // of the storage
+};
+
+// Globals that torch.save files of tensors and plain values are made of.
+extern const PickleRules torch_rules;
+bool is_torch_global(std::string_view global);
+
+// An archive that is a file or a part of one.
+class TorchArchive {
+ public:
+  // Bytes [offset, offset + bytes) of a file of the table. `source` is the file in quotes, and
+  // where in it; it begins every Error.
+  TorchArchive(FileTable& files, std::size_t file, std::uint64_t offset, std::uint64_t bytes,
+               std::string source, const PickleRules& rules = torch_rules);
+  [[nodiscard]] PickleValue root() const { return pickle_->root(); }
+  [[nodiscard]] const std::string& source() const { return source_; }
+  [[nodiscard]] std::size_t values() const { return pickle_->values(); }
+  // None where the value is no tensor. A tensor that cannot be read (sparse, quantized, complex
+  // double) is an Error with its kind.
+  [[nodiscard]] std::optional<TorchTensor> tensor(const PickleValue& value) const;
+  // The record of a storage.
+  [[nodiscard]] StoredRecord storage(const std::string& key) const;
+
+ private:
+  [[nodiscard]] std::optional<TorchTensor> call(const std::string& function,
+                                                const PickleValue& arguments, int depth) const;
+  [[nodiscard]] TorchTensor rebuild(const PickleValue& arguments, bool with_dtype) const;
+  std::string source_;
+  std::size_t file_;
+  std::uint64_t offset_;
+  std::string prefix_;  // the folder in the archive
+  std::optional<ZipDirectory> directory_;
+  std::unique_ptr<Pickle> pickle_;
+};
+
+// What a torch.size object or a tuple or list of integers says.
+std::vector<std::int64_t> integers_of(const PickleValue& value);
+// None, booleans, numbers, strings, and lists, tuples and dicts of them as JSON; what is something
+// else becomes its kind in words, and what goes too far in depth or number "...".
+class PickleToJson {
+ public:
+  nlohmann::json convert(const PickleValue& value, int depth = 0);
+
+ private:
+  nlohmann::json list(const PickleValue& value, int depth);
+  nlohmann::json dict(const PickleValue& value, int depth);
+  std::size_t visited_ = 0;  // over all conversions
+};
+
+// -- Writing
+
+// The pickle of a tensor: the storage `key` of `storage_elements`, row-major from its beginning.
+void write_tensor(PickleWriter& pickle, const TorchDType& dtype, const std::string& key,
+                  std::int64_t elements, const std::vector<std::int64_t>& shape);
+// The records of an archive `folder`/... with this pickle and storages of these sizes.
+std::vector<ZipPlan> plan_torch_archive(const std::string& folder, std::size_t pickle_bytes,
+                                        const std::vector<std::uint64_t>& storages);
+inline constexpr std::string_view torch_byteorder = "little";
+inline constexpr std::string_view torch_version = "3\n";
+
+}  // namespace tessera::checkpoint::formats

@@ -1,0 +1,42 @@
+// The optimizer of a checkpoint in the form of PyTorch's get_optimizer_state_dict: state by the
+// parameter's name, and parameter groups.
+#pragma once
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "checkpoint/formats/format.h"
+#include "checkpoint/formats/pickle/pickle.h"
+
+namespace tessera::checkpoint::formats {
+
+class OptimizerLayout {
+ public:
+  struct Parameter {
+    std::string name;
+    std::map<std::string, std::size_t> tensors;  // PyTorch's key to the tensor in the contents
+    bool has_step = false;
+    float step = 0;
+  };
+
+  OptimizerLayout() = default;
+  explicit OptimizerLayout(const Contents& contents);
+  // Those with state, in the model's order.
+  [[nodiscard]] const std::vector<Parameter>& parameters() const { return parameters_; }
+  // The groups that the checkpoint came with, or one of PyTorch's defaults with all parameters; a
+  // list of dicts, "betas" to be written as a tuple.
+  [[nodiscard]] const nlohmann::json& groups() const { return groups_; }
+
+ private:
+  void set_steps(const Contents& contents);
+  void set_groups(const Contents& contents);
+  std::vector<Parameter> parameters_;
+  nlohmann::json groups_;
+};
+
+// A plain value; lists called "betas" become tuples.
+void write_json(PickleWriter& pickle, const nlohmann::json& value, bool as_tuple = false);
+
+}  // namespace tessera::checkpoint::formats

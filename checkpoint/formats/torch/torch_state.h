@@ -1,0 +1,26 @@
+// What a torch.save file holds, as a nest of state dicts: its tensors in a PieceStore, its plain
+// values beside them.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "checkpoint/formats/pieces.h"
+#include "checkpoint/formats/torch/state_names.h"
+#include "checkpoint/formats/torch/torch_archive.h"
+
+namespace tessera::checkpoint::formats {
+
+// Adds what `value` of the archive holds, under `path`. Of plain values, those that an optimizer
+// needs are kept.
+void add_state(StateItems& items, PieceStore& store, const TorchArchive& archive,
+               const PickleValue& value, const StatePath& path);
+// Adds a tensor of the archive; `what` is its name for errors.
+std::size_t add_torch_tensor(PieceStore& store, const TorchArchive& archive,
+                             const TorchTensor& tensor, const std::string& what);
+// The small files of a model in a folder: config.json, the tokenizer's.
+void add_model_files(Contents& contents, const std::filesystem::path& folder);
+// A source of what name_state found.
+std::unique_ptr<Source> make_source(PieceStore store, NamedState state);
+
+}  // namespace tessera::checkpoint::formats

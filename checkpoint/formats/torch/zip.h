@@ -1,0 +1,71 @@
+// Zip archives of stored records, as torch.save writes them: read by the central directory alone,
+// written with every record's data on a multiple of 64 bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/io/file.h"
+#include "checkpoint/safetensors/safetensors.h"
+
+namespace tessera::checkpoint::formats {
+
+struct ZipRecord {
+  std::string name;
+  std::uint64_t offset = 0;  // of its data, from the archive's start
+  std::uint64_t bytes = 0;
+  std::uint32_t crc = 0;  // 0: the archive has none
+};
+
+// The directory of an archive that is `bytes` long, a file or a part of one. Refused with
+// Error(checkpoint) that begins with `source`: compression and encryption, records outside of the
+// archive, records that share bytes, a name twice, names with NUL, backslash or "..".
+class ZipDirectory {
+ public:
+  ZipDirectory(const ReadBytes& read, std::uint64_t bytes, const std::string& source);
+  [[nodiscard]] const std::vector<ZipRecord>& records() const { return records_; }  // by name
+  [[nodiscard]] const ZipRecord* find(std::string_view name) const;
+
+ private:
+  std::vector<ZipRecord> records_;
+};
+
+// How large the directory says to be, which is read at once.
+std::uint64_t zip_directory_bytes(const ReadBytes& read, std::uint64_t bytes,
+                                  const std::string& source);
+
+// A record to be written, whose size is known before its data.
+struct ZipPlan {
+  std::string name;
+  std::uint64_t bytes = 0;
+  std::uint64_t offset = 0;  // set by plan_zip: of its data, from the archive's start
+};
+
+// Where the records of an archive go; returns the archive's size.
+std::uint64_t plan_zip(std::vector<ZipPlan>& records);
+
+// Writes a planned archive at `base` of a file, its records in order.
+class ZipWriter {
+ public:
+  ZipWriter(File& file, std::uint64_t base, std::vector<ZipPlan> records);
+  // The next bytes of the record that is being written; the next record begins when it is whole.
+  void append(const void* data, std::size_t bytes);
+  void append(std::string_view data) { append(data.data(), data.size()); }
+  // Bytes that the current record still lacks; 0 after the last.
+  [[nodiscard]] std::uint64_t missing() const;
+  void finish();
+
+ private:
+  void skip_complete();
+  File* file_;
+  std::uint64_t base_;
+  std::vector<ZipPlan> records_;
+  std::vector<std::uint32_t> crcs_;
+  std::size_t current_ = 0;
+  std::uint64_t written_ = 0;  // of the current record
+};
+
+}  // namespace tessera::checkpoint::formats

@@ -1,0 +1,52 @@
+// Whether a thread's work on the disk moves: its system calls are counted, for another thread that
+// looks on, and fail from the moment when that one wants no more of them.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "checkpoint/io/file.h"
+
+namespace tessera::checkpoint {
+
+class DiskWatch final : public SystemCalls {
+ public:
+  // Passes the calls on to `calls`.
+  explicit DiskWatch(SystemCalls& calls) : calls_(calls) {}
+
+  // From any thread. Rises with every call that has come back.
+  [[nodiscard]] std::uint64_t moves() const { return moves_.load(); }
+  // From any thread. The call that has not come back, in words, or nothing.
+  [[nodiscard]] std::string describe_call() const;
+  // From any thread. Calls that begin from now on fail with ECANCELED, but for closing files.
+  void cancel() { cancelled_.store(true); }
+
+  int open(const char* path, int flags, mode_t mode) override;
+  ssize_t pread(int fd, void* data, std::size_t bytes, off_t offset) override;
+  ssize_t pwrite(int fd, const void* data, std::size_t bytes, off_t offset) override;
+  int ftruncate(int fd, off_t bytes) override;
+  int fallocate(int fd, off_t bytes) override;
+  int fsync(int fd) override;
+  int sync_range(int fd, off_t offset, off_t bytes, unsigned flags) override;
+  int close(int fd) override;
+  int flock(int fd, int operation) override;
+  int mkdir(const char* path, mode_t mode) override;
+  int rename(const char* from, const char* to) override;
+  int exchange(const char* first, const char* second) override;
+  int unlink(const char* path) override;
+  int rmdir(const char* path) override;
+  int statvfs(const char* path, struct statvfs* result) override;
+
+ private:
+  template <class Call>
+  auto watched(const char* name, int fd, Call&& call);
+
+  SystemCalls& calls_;
+  std::atomic<std::uint64_t> moves_{0};
+  std::atomic<bool> cancelled_{false};
+  std::atomic<const char*> name_{nullptr};  // of the call that is under way
+  std::atomic<int> fd_{-1};                 // its file, where it has one
+};
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,134 @@
+// Files and folders as a checkpoint needs them: whole reads and writes at offsets, errors of fsync
+// kept, and every system call behind an interface so that tests can fail, shorten or end the
+// process at any of them.
+#pragma once
+
+#include <sys/statvfs.h>
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::checkpoint {
+
+// The calls that touch the disk, with POSIX results: -1 and errno on failure.
+class SystemCalls {
+ public:
+  virtual ~SystemCalls() = default;
+  virtual int open(const char* path, int flags, mode_t mode);
+  virtual ssize_t pread(int fd, void* data, std::size_t bytes, off_t offset);
+  virtual ssize_t pwrite(int fd, const void* data, std::size_t bytes, off_t offset);
+  virtual int ftruncate(int fd, off_t bytes);
+  virtual int fallocate(int fd, off_t bytes);  // from the file's first byte on
+  virtual int fsync(int fd);
+  // sync_file_range
+  virtual int sync_range(int fd, off_t offset, off_t bytes, unsigned flags);
+  virtual int close(int fd);
+  virtual int flock(int fd, int operation);
+  virtual int mkdir(const char* path, mode_t mode);
+  virtual int rename(const char* from, const char* to);
+  virtual int exchange(const char* first, const char* second);  // swaps two names in one step
+  virtual int unlink(const char* path);
+  virtual int rmdir(const char* path);
+  virtual int statvfs(const char* path, struct statvfs* result);
+};
+
+// The calling thread's, the operating system's unless a ScopedSystemCalls says otherwise.
+SystemCalls& system_calls();
+
+// Replaces the calling thread's system calls while it lives.
+class ScopedSystemCalls {
+ public:
+  explicit ScopedSystemCalls(SystemCalls& calls);
+  ~ScopedSystemCalls();
+  ScopedSystemCalls(const ScopedSystemCalls&) = delete;
+  ScopedSystemCalls& operator=(const ScopedSystemCalls&) = delete;
+
+ private:
+  SystemCalls* previous_;
+};
+
+// An open regular file. Every failure is a SystemFailure (checkpoint/io/failure.h) with the path,
+// the offset and errno; a file to read that is not there or too short is damage, a plain
+// Error(checkpoint).
+class File {
+ public:
+  static File open_for_reading(const std::filesystem::path& path);
+  static File open_for_writing(const std::filesystem::path& path);    // it exists
+  static File create(const std::filesystem::path& path);              // it does not
+  static File create_or_truncate(const std::filesystem::path& path);  // never through a link
+
+  File(File&& other) noexcept;
+  File& operator=(File&& other) noexcept;
+  ~File();
+
+  // All bytes or an Error; reading past the end says that the file is truncated.
+  void read_at(std::uint64_t offset, void* data, std::size_t bytes) const;
+  void write_at(std::uint64_t offset, const void* data, std::size_t bytes);
+  // With its space reserved where the file system can.
+  void resize(std::uint64_t bytes);
+  // Lets the disk begin with these bytes, so that sync() finds less to do. A hint: says nothing of
+  // durability, and cannot fail.
+  void start_writing(std::uint64_t offset, std::uint64_t bytes) noexcept;
+  // Returns when the contents are durable. A failure is final: the kernel may have dropped the
+  // pages it could not write, so that a second fsync would succeed and lie.
+  void sync();
+  // Starts writing the range to the disk, or waits until it is there: so that sync() has little
+  // left to do. Promises nothing; where the file system cannot, nothing happens.
+  void begin_writeback(std::uint64_t offset, std::uint64_t bytes);
+  void await_writeback(std::uint64_t offset, std::uint64_t bytes);
+  // Reports what the destructor could not.
+  void close();
+  enum class Lock : std::uint8_t { taken, held, unsupported };
+  // Takes an exclusive lock that ends with the file. Held: by another. Unsupported: the file system
+  // has no flock.
+  Lock try_lock();
+
+  [[nodiscard]] std::uint64_t size() const;
+  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+
+ private:
+  File(std::filesystem::path path, int flags);
+  void require_regular() const;
+  void sync_range(std::uint64_t offset, std::uint64_t bytes, unsigned flags);
+
+  std::filesystem::path path_;
+  int fd_ = -1;
+};
+
+// Makes the names in a folder durable.
+void sync_folder(const std::filesystem::path& folder);
+// Creates a folder and the missing ones above it, durably.
+void create_folders(const std::filesystem::path& folder);
+void create_folder(const std::filesystem::path& folder);
+void rename_path(const std::filesystem::path& from, const std::filesystem::path& to);
+// Puts `fresh` in the place of `old` and returns where the old one is now: under the fresh one's
+// name where the file system exchanges names atomically; elsewhere `aside`, by two renames, between
+// which neither is at `old`. Nothing has moved when it throws.
+std::filesystem::path exchange_folders(const std::filesystem::path& fresh,
+                                       const std::filesystem::path& old,
+                                       const std::filesystem::path& aside);
+// The names in a folder, sorted.
+std::vector<std::string> names_in_folder(const std::filesystem::path& folder);
+// Whether it is there; SystemFailure when that cannot be found out.
+bool path_exists(const std::filesystem::path& path);
+// A folder with all below it; links are removed, not followed.
+void remove_tree(const std::filesystem::path& path);
+// A new file with these contents, durable.
+void write_file(const std::filesystem::path& path, std::string_view contents);
+// Under a temporary name, then renamed over `path`, durable; readers see the old or the new
+// contents.
+void replace_file(const std::filesystem::path& path, std::string_view contents);
+// A whole small file; one that is larger is refused.
+std::string read_file(const std::filesystem::path& path, std::uint64_t limit);
+// SystemFailure with errno where no file can be made in the folder (a read-only file system, no
+// permission). Leaves nothing behind.
+void check_writable(const std::filesystem::path& folder);
+// Bytes that an unprivileged process may still write to the folder's file system.
+std::uint64_t free_bytes(const std::filesystem::path& folder);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,106 @@
+// A strict JSON reader over nlohmann's event interface.
+#include "checkpoint/io/json.h"
+
+#include <fmt/format.h>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+
+namespace tessera::checkpoint {
+
+namespace {
+
+using nlohmann::json;
+
+// Builds the value while refusing what the plain parser accepts: duplicate keys and unbounded
+// nesting.
+class StrictBuilder final : public json::json_sax_t {
+ public:
+  bool null() override { return add(nullptr) != nullptr; }
+  bool boolean(bool value) override { return add(value) != nullptr; }
+  bool number_integer(number_integer_t value) override { return add(value) != nullptr; }
+  bool number_unsigned(number_unsigned_t value) override { return add(value) != nullptr; }
+  bool number_float(number_float_t value, const string_t&) override {
+    return add(value) != nullptr;
+  }
+  bool string(string_t& value) override { return add(std::move(value)) != nullptr; }
+  bool binary(binary_t&) override { return refuse("binary value"); }
+  bool key(string_t& name) override {
+    if (open_.back()->contains(name)) return refuse(fmt::format("key {} twice", json(name).dump()));
+    key_ = std::move(name);
+    return true;
+  }
+  bool start_object(std::size_t) override { return open(json::object()); }
+  bool start_array(std::size_t) override { return open(json::array()); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+  bool parse_error(std::size_t byte, const std::string& token, const json::exception&) override {
+    return refuse(
+        fmt::format("not valid JSON at byte {}{}{}", byte, token.empty() ? "" : ", near ", token));
+  }
+
+  [[nodiscard]] const std::string& problem() const { return problem_; }
+  json take() { return std::move(root_); }
+
+ private:
+  json* add(json value) {
+    if (open_.empty()) {
+      root_ = std::move(value);
+      return &root_;
+    }
+    json& parent = *open_.back();
+    if (parent.is_array()) {
+      parent.push_back(std::move(value));
+      return &parent.back();
+    }
+    return &(parent[key_] = std::move(value));
+  }
+
+  bool open(json container) {
+    if (open_.size() == json_depth_limit) {
+      return refuse(fmt::format("nested deeper than {}", json_depth_limit));
+    }
+    open_.push_back(add(std::move(container)));
+    return true;
+  }
+
+  bool close() {
+    open_.pop_back();
+    return true;
+  }
+
+  bool refuse(std::string problem) {
+    problem_ = std::move(problem);
+    return false;
+  }
+
+  json root_;
+  std::vector<json*> open_;  // the containers around the next value; parents do not move meanwhile
+  std::string key_;
+  std::string problem_;
+};
+
+}  // namespace
+
+std::string json_text_problem(std::string_view text) {
+  if (text.starts_with("\xEF\xBB\xBF")) return "begins with a byte order mark";
+  if (const auto nul = text.find('\0'); nul != std::string_view::npos) {
+    return fmt::format("has a NUL byte at byte {}", nul);
+  }
+  return {};
+}
+
+json parse_json(std::string_view text, const std::string& source) {
+  const std::string text_problem = json_text_problem(text);
+  TESSERA_CHECK(text_problem.empty(), ErrorCode::checkpoint, "'{}' {}; it is damaged", source,
+                text_problem);
+  StrictBuilder builder;
+  const bool parsed = json::sax_parse(text, &builder);
+  TESSERA_CHECK(parsed, ErrorCode::checkpoint, "'{}': {}; the file is damaged", source,
+                builder.problem());
+  return builder.take();
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,42 @@
+// Writing a file front to back, or runs of it, with the checksums of what is written taken from
+// memory on the way.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "checkpoint/io/checksum.h"
+#include "checkpoint/io/file.h"
+
+namespace tessera::checkpoint {
+
+// Used by one thread. Small pieces are gathered into one write, and the disk begins its work while
+// more is written, so that the file's sync() has little left to wait for and no call takes long.
+class SpanWriter {
+ public:
+  // `file` lives longer. Checksums are of chunks of `chunk_bytes`.
+  SpanWriter(File& file, std::uint64_t chunk_bytes);
+
+  // What follows goes to `offset`, and chunks begin anew there.
+  void begin(std::uint64_t offset);
+  void put(const void* data, std::size_t bytes);
+  [[nodiscard]] std::uint64_t offset() const { return offset_ + gathered_.size(); }
+  // Of all chunks, in the order in which they were written.
+  [[nodiscard]] std::vector<std::uint64_t> finish();
+
+ private:
+  void write(const std::byte* data, std::size_t bytes);
+  void flush();
+  void write_behind();
+
+  File& file_;
+  ChunkHasher hasher_;
+  std::uint64_t offset_ = 0;  // of what is not yet written
+  std::vector<std::byte> gathered_;
+  // The range that the disk was told of last, and the one that it will be told of next.
+  std::uint64_t told_ = 0, told_end_ = 0;
+  std::uint64_t untold_ = 0, untold_bytes_ = 0;
+};
+
+}  // namespace tessera::checkpoint

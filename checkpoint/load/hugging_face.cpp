@@ -1,0 +1,143 @@
+// Opening a plain Hugging Face folder: one model.safetensors, or numbered files with an index that
+// is believed only as far as the files bear it out.
+#include "checkpoint/load/hugging_face.h"
+
+#include <fmt/format.h>
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/io/file.h"
+#include "checkpoint/io/json.h"
+#include "checkpoint/safetensors/safetensors.h"
+#include "checkpoint/steps/commit.h"
+#include "checkpoint/steps/manifest.h"
+
+namespace tessera::checkpoint {
+
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr std::uint64_t index_limit = std::uint64_t{64} << 20;
+
+// The parts of an index that matter: name to file, and the promised bytes.
+struct Index {
+  std::map<std::string, std::string> file_of;
+  std::optional<std::uint64_t> total_bytes;
+};
+
+Index read_index(const fs::path& path) {
+  const json whole = parse_json(read_file(path, index_limit), path.string());
+  TESSERA_CHECK(whole.is_object() && whole.contains("weight_map") &&
+                    whole.at("weight_map").is_object() && !whole.at("weight_map").empty(),
+                ErrorCode::checkpoint, "'{}' has no weight_map, or an empty one", path.string());
+  Index index;
+  for (const auto& [name, file] : whole.at("weight_map").items()) {
+    TESSERA_CHECK(name.size() <= tensor_name_limit, ErrorCode::checkpoint,
+                  "'{}': a tensor's name has {} bytes, the limit is {}", path.string(), name.size(),
+                  tensor_name_limit);
+    TESSERA_CHECK(file.is_string() && is_plain_name(file.get<std::string>()), ErrorCode::checkpoint,
+                  "'{}': the file of tensor '{}' is {}, not a plain file name", path.string(), name,
+                  file.dump());
+    index.file_of[name] = file.get<std::string>();
+  }
+  if (!whole.contains("metadata")) return index;
+  const json& metadata = whole.at("metadata");
+  TESSERA_CHECK(metadata.is_object(), ErrorCode::checkpoint, "'{}': metadata is not an object",
+                path.string());
+  if (const auto it = metadata.find("total_size"); it != metadata.end()) {
+    // Some writers store it as a float.
+    const bool whole_number =
+        it->is_number() && it->get<double>() >= 0 && it->get<double>() < 0x1p63 &&
+        it->get<double>() == static_cast<double>(static_cast<std::uint64_t>(it->get<double>()));
+    TESSERA_CHECK(whole_number, ErrorCode::checkpoint,
+                  "'{}': total_size {} is not a number of bytes", path.string(), it->dump());
+    index.total_bytes = it->get<std::uint64_t>();
+  }
+  return index;
+}
+
+void open_indexed(const fs::path& folder, HuggingFaceFolder& opened) {
+  const fs::path path = folder / hugging_face_index;
+  const Index index = read_index(path);
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : index.file_of) names.insert(file);
+  std::uint64_t total = 0;
+  for (const std::string& name : names) {
+    std::error_code error;
+    TESSERA_CHECK(fs::exists(folder / name, error), ErrorCode::checkpoint,
+                  "'{}' names '{}', which is not there; download it again", path.string(), name);
+    const SafetensorsFile& file = opened.add(folder / name);
+    for (const TensorEntry& entry : file.header().tensors()) {
+      total += entry.end - entry.begin;
+      const auto it = index.file_of.find(entry.name);
+      TESSERA_CHECK(it != index.file_of.end() && it->second == name, ErrorCode::checkpoint,
+                    "'{}' has tensor '{}', which '{}' does not list there", file.path().string(),
+                    entry.name, path.string());
+    }
+  }
+  for (const auto& [tensor, file] : index.file_of) {
+    TESSERA_CHECK(opened.tensors.contains(tensor), ErrorCode::checkpoint,
+                  "'{}' says that '{}' has tensor '{}', which it does not", path.string(), file,
+                  tensor);
+  }
+  TESSERA_CHECK(!index.total_bytes || *index.total_bytes == total, ErrorCode::checkpoint,
+                "'{}' promises {} bytes of tensors, the files have {}", path.string(),
+                *index.total_bytes, total);
+}
+
+}  // namespace
+
+const SafetensorsFile& HuggingFaceFolder::add(const fs::path& path) {
+  files.push_back(std::make_unique<SafetensorsFile>(path));
+  for (const TensorEntry& entry : files.back()->header().tensors()) {
+    const auto [it, added] = tensors.emplace(entry.name, std::pair(files.back().get(), &entry));
+    TESSERA_CHECK(added, ErrorCode::checkpoint, "tensor '{}' is in '{}' and in '{}'", entry.name,
+                  it->second.first->path().string(), path.string());
+  }
+  return *files.back();
+}
+
+HuggingFaceFolder open_hugging_face(const fs::path& folder) {
+  HuggingFaceFolder opened;
+  std::error_code error;
+  if (fs::exists(folder / hugging_face_file, error)) {
+    opened.add(folder / hugging_face_file);
+  } else {
+    TESSERA_CHECK(fs::exists(folder / hugging_face_index, error), ErrorCode::checkpoint,
+                  "'{}' has neither {} nor {}; convert other weights to safetensors first",
+                  folder.string(), hugging_face_file, hugging_face_index);
+    open_indexed(folder, opened);
+  }
+  return opened;
+}
+
+HuggingFaceFolder open_weights(const fs::path& source) {
+  std::error_code error;
+  if (!fs::is_regular_file(source, error)) return open_hugging_face(source);
+  TESSERA_CHECK(source.extension() == ".safetensors", ErrorCode::checkpoint,
+                "'{}' is no .safetensors file; tessera convert reads other formats",
+                source.string());
+  HuggingFaceFolder opened;
+  opened.add(source);
+  return opened;
+}
+
+bool has_weights_alone(const fs::path& source) {
+  std::error_code error;
+  if (fs::is_regular_file(source, error)) return true;
+  if (path_exists(source / manifest_name)) return false;
+  const std::string name = (source / "").parent_path().filename();
+  const bool of_a_step = parse_step_name(name.substr(0, name.find('.'))).has_value();
+  return !of_a_step &&
+         (path_exists(source / hugging_face_file) || path_exists(source / hugging_face_index));
+}
+
+}  // namespace tessera::checkpoint

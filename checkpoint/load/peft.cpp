@@ -1,0 +1,218 @@
+// Reading and writing adapter_config.json, and finding an adapter's tensors.
+#include "checkpoint/load/peft.h"
+
+#include <fmt/ranges.h>
+
+#include <cmath>
+#include <filesystem>
+#include <set>
+
+#include "base/error.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/io/file.h"
+#include "checkpoint/io/json.h"
+#include "checkpoint/load/hugging_face.h"
+#include "checkpoint/steps/manifest.h"
+#include "engine/nn/lora.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr std::uint64_t peft_config_limit = std::uint64_t{1} << 20;
+
+// Reads keys, each with the file and its name in what it throws.
+class PeftReader {
+ public:
+  PeftReader(const json& config, std::string path) : config_(config), path_(std::move(path)) {}
+
+  [[nodiscard]] bool has(const char* key) const {
+    return config_.contains(key) && !config_.at(key).is_null();
+  }
+  [[nodiscard]] const json& at(const char* key) const { return config_.at(key); }
+
+  template <class... Args>
+  void check(bool holds, const char* key, fmt::format_string<Args...> text, Args&&... args) const {
+    if (holds) return;
+    fail(ErrorCode::configuration, "{}: {} {}", path_, key,
+         fmt::format(text, std::forward<Args>(args)...));
+  }
+
+  [[nodiscard]] bool truth(const char* key) const {
+    if (!has(key)) return false;
+    check(at(key).is_boolean(), key, "is {}; true or false is wanted", at(key).dump());
+    return at(key).get<bool>();
+  }
+  [[nodiscard]] double number(const char* key, double otherwise) const {
+    if (!has(key)) return otherwise;
+    check(at(key).is_number() && std::isfinite(at(key).get<double>()), key,
+          "is {}; a number is wanted", at(key).dump());
+    return at(key).get<double>();
+  }
+  [[nodiscard]] std::string text(const char* key) const {
+    if (!has(key)) return {};
+    check(at(key).is_string(), key, "is {}; a text is wanted", at(key).dump());
+    std::string text = at(key).get<std::string>();
+    check(text.find('\0') == std::string::npos, key, "has a NUL in it");
+    return text;
+  }
+
+ private:
+  const json& config_;
+  std::string path_;
+};
+
+// An empty list, map or text says as much as none.
+bool is_nothing(const json& value) {
+  return value.is_null() || (value.is_boolean() && !value.get<bool>()) ||
+         ((value.is_array() || value.is_object()) && value.empty()) ||
+         (value.is_string() && value.get<std::string>().empty());
+}
+
+void refuse_what_is_not_built(const PeftReader& reader, const json& config) {
+  const std::string kind = reader.text("peft_type");
+  reader.check(kind == "LORA", "peft_type", "is \"{}\"; LORA is what can be read", kind);
+  const std::string bias = reader.text("bias");
+  reader.check(bias.empty() || bias == "none", "bias",
+               "is \"{}\"; adapters that train biases are not built", bias);
+  // Their initial values change the base's weights.
+  const json start = config.value("init_lora_weights", json(true));
+  static const std::set<std::string> plain = {"gaussian", "orthogonal", "eva"};
+  reader.check(
+      !start.is_string() || plain.contains(start.get<std::string>()), "init_lora_weights",
+      "is {}, which changes the base's weights; let PEFT convert the adapter to plain LoRA",
+      start.dump());
+  for (const char* key :
+       {"use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "target_parameters",
+        "trainable_token_indices", "lora_bias", "use_qalora", "layer_replication",
+        "alora_invocation_tokens", "arrow_config", "ensure_weight_tying", "use_bdlora",
+        "megatron_config", "kasa_config", "velora_config", "monteclora_config"}) {
+    reader.check(!config.contains(key) || is_nothing(config.at(key)), key,
+                 "is {}; this part of PEFT is not built", config.value(key, json()).dump());
+  }
+}
+
+void read_targets(const PeftReader& reader, PeftConfig& out) {
+  if (!reader.has("target_modules")) return;
+  const json& targets = reader.at("target_modules");
+  if (targets.is_string()) {
+    out.target_pattern = targets.get<std::string>();
+    return;
+  }
+  reader.check(targets.is_array(), "target_modules", "is {}; a list of names or a text is wanted",
+               targets.dump());
+  for (const json& name : targets) {
+    reader.check(name.is_string(), "target_modules", "has {}; names are texts", name.dump());
+    out.target_modules.push_back(name.get<std::string>());
+  }
+}
+
+LoraOptions factor_of(const PeftConfig& config) {
+  return {.rank = config.rank, .alpha = config.alpha, .rslora = config.rslora};
+}
+
+}  // namespace
+
+double PeftConfig::scaling() const {
+  return factor_of(*this).scaling();
+}
+
+bool is_peft_folder(const std::string& folder) {
+  std::error_code error;
+  return fs::exists(fs::path(folder) / peft_config_file, error);
+}
+
+std::string to_text(const PeftConfig& config) {
+  const auto text_or_null = [](const std::string& text) {
+    return text.empty() ? json() : json(text);
+  };
+  const json targets =
+      config.target_pattern.empty() ? json(config.target_modules) : json(config.target_pattern);
+  const json written{{"peft_type", "LORA"},
+                     {"auto_mapping", nullptr},
+                     {"base_model_name_or_path", text_or_null(config.base)},
+                     {"revision", nullptr},
+                     {"task_type", text_or_null(config.task_type)},
+                     {"inference_mode", true},
+                     {"r", config.rank},
+                     {"lora_alpha", config.alpha},
+                     {"lora_dropout", config.dropout},
+                     {"use_rslora", config.rslora},
+                     {"target_modules", targets},
+                     {"fan_in_fan_out", config.fan_in_fan_out},
+                     {"bias", "none"},
+                     {"init_lora_weights", true},
+                     {"modules_to_save", nullptr},
+                     {"layers_to_transform", nullptr},
+                     {"layers_pattern", nullptr},
+                     {"rank_pattern", json::object()},
+                     {"alpha_pattern", json::object()},
+                     {"use_dora", false}};
+  return written.dump(2) + "\n";
+}
+
+PeftConfig read_peft_config(const std::string& folder) {
+  const std::string path = (fs::path(folder) / peft_config_file).string();
+  const json config = parse_json(read_file(path, peft_config_limit), path);
+  TESSERA_CHECK(config.is_object(), ErrorCode::configuration, "{}: not a JSON object", path);
+  const PeftReader reader(config, path);
+  refuse_what_is_not_built(reader, config);
+  PeftConfig out;
+  const double rank = reader.number("r", 8);
+  reader.check(rank >= 1 && rank <= nn::max_lora_rank && rank == std::floor(rank), "r",
+               "is {}; a whole number from 1 to {} is wanted", rank, nn::max_lora_rank);
+  out.rank = static_cast<std::int64_t>(rank);
+  out.alpha = reader.number("lora_alpha", 8);
+  out.dropout = reader.number("lora_dropout", 0);
+  reader.check(out.dropout >= 0 && out.dropout < 1, "lora_dropout", "is {}; it is in [0, 1)",
+               out.dropout);
+  out.rslora = reader.truth("use_rslora");
+  out.fan_in_fan_out = reader.truth("fan_in_fan_out");
+  out.base = reader.text("base_model_name_or_path");
+  out.task_type = reader.text("task_type");
+  reader.check(factor_of(out).can_scale(), "lora_alpha", "is {}, too much to multiply by",
+               out.alpha);
+  read_targets(reader, out);
+  return out;
+}
+
+HuggingFaceFolder open_peft(const std::string& folder) {
+  const fs::path path = fs::path(folder) / peft_tensors_file;
+  TESSERA_CHECK(fs::exists(path), ErrorCode::checkpoint,
+                "{}: no {} there; an adapter is saved with safe_serialization", folder,
+                peft_tensors_file);
+  if (fs::exists(fs::path(folder) / manifest_name)) verify(folder);
+  HuggingFaceFolder opened;
+  opened.add(path);
+  return opened;
+}
+
+std::vector<PeftTensor> list_peft_tensors(const HuggingFaceFolder& opened) {
+  std::vector<PeftTensor> tensors;
+  for (const auto& [name, place] : opened.tensors) {
+    TESSERA_CHECK(name.starts_with(peft_prefix) && is_lora_parameter(name), ErrorCode::checkpoint,
+                  "{}: tensor '{}' is no adapter of a linear layer, and nothing else is built",
+                  place.first->path().string(), name);
+    tensors.push_back({name, place.second->shape});
+  }
+  TESSERA_CHECK(!tensors.empty(), ErrorCode::checkpoint, "{}: no tensors in it",
+                opened.files.front()->path().string());
+  return tensors;
+}
+
+void load_peft_tensors(const std::string& folder, std::vector<LogicalTensor>& tensors,
+                       const std::function<std::vector<std::string>(const std::string&)>& names) {
+  const HuggingFaceFolder opened = open_peft(folder);
+  fill_from(opened, tensors, {}, names, [&](const std::string& problems) {
+    return fmt::format("the adapter in '{}' does not fit the model: {}", folder, problems);
+  });
+}
+
+std::string peft_name_of(const std::string& name, bool trained) {
+  if (!trained) return {};
+  return is_lora_parameter(name) ? std::string(peft_prefix) + name : name;
+}
+
+}  // namespace tessera::checkpoint

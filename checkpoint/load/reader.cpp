@@ -1,0 +1,198 @@
+// load(), and what only looks at one step: read_scalars, verify.
+#include <fmt/format.h>
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/io/collective.h"
+#include "checkpoint/io/failure.h"
+#include "checkpoint/load/hugging_face.h"
+#include "checkpoint/load/match.h"
+#include "checkpoint/load_pieces.h"
+#include "checkpoint/state/transfer.h"
+#include "checkpoint/steps/manifest.h"
+#include "checkpoint/steps/source.h"
+
+namespace tessera::checkpoint {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// A run of elements to read from one file into memory.
+struct PlannedRead {
+  const Extent* extent = nullptr;
+  std::int64_t skip = 0;  // elements of the extent before the run
+  std::int64_t count = 0;
+  std::byte* out = nullptr;
+  DType file_dtype = DType::float32;
+  DType memory_dtype = DType::float32;
+  Device device = Device::cpu();  // of out
+  FilePlace in_file = {};         // instead of out
+};
+using ReadsByFile = std::map<std::string, std::vector<PlannedRead>>;
+
+void plan_reads(const std::vector<const LogicalTensor*>& wanted, const Catalogue& stored,
+                ReadsByFile& reads) {
+  for (const LogicalTensor* each : wanted) {
+    const LogicalTensor& tensor = *each;
+    const StoredTensor& found = stored.at(tensor.name);
+    const std::int64_t elements = element_count(tensor.shape, tensor.name);
+    for (const Piece& piece : tensor.pieces) {
+      TESSERA_REQUIRE(piece.first >= 0 && piece.count >= 0 && piece.count <= elements &&
+                          piece.first <= elements - piece.count,
+                      "piece [{}, +{}) is outside tensor '{}' of {} elements", piece.first,
+                      piece.count, tensor.name, elements);
+      for (const Extent& extent : found.extents) {
+        const std::int64_t begin = std::max(piece.first, extent.first);
+        const std::int64_t end = std::min(piece.first + piece.count, extent.first + extent.count);
+        if (begin >= end) continue;
+        const auto skipped = static_cast<std::size_t>(begin - piece.first) * size_of(tensor.dtype);
+        std::byte* out = piece.file ? nullptr : piece.data + skipped;
+        reads[extent.file].push_back({&extent,
+                                      begin - extent.first,
+                                      end - begin,
+                                      out,
+                                      *found.stored->dtype,
+                                      tensor.dtype,
+                                      piece.device,
+                                      {piece.file.file, piece.file.offset + skipped}});
+      }
+    }
+  }
+}
+
+// A file's reads with the place of each in it, in the order of its bytes.
+std::vector<std::pair<std::uint64_t, PlannedRead>> in_file_order(
+    const VerifiedTensors& tensors, const fs::path& path, const std::vector<PlannedRead>& reads) {
+  std::vector<std::pair<std::uint64_t, PlannedRead>> ordered;
+  for (const PlannedRead& read : reads) {
+    const TensorEntry* entry = tensors.header().find(read.extent->key);
+    const std::size_t element = size_of(read.file_dtype);
+    TESSERA_CHECK(
+        entry != nullptr && entry->stored == &stored_dtype(read.file_dtype) &&
+            entry->end - entry->begin == static_cast<std::uint64_t>(read.extent->count) * element,
+        ErrorCode::checkpoint,
+        "'{}' does not hold '{}' of {} elements as its manifest says; it is damaged", path.string(),
+        read.extent->key, read.extent->count);
+    ordered.emplace_back(entry->begin + static_cast<std::uint64_t>(read.skip) * element, read);
+  }
+  std::sort(ordered.begin(), ordered.end(),
+            [](const auto& a, const auto& b) { return a.first < b.first; });
+  return ordered;
+}
+
+// What lies in the file as it is wanted in the host's memory.
+bool is_plain(const PlannedRead& read) {
+  return !read.in_file && read.device.type == DeviceType::cpu &&
+         read.file_dtype == read.memory_dtype;
+}
+
+void load_staged(VerifiedFile& file, std::uint64_t begin, const PlannedRead& read,
+                 Staging& staging) {
+  const auto get = [&](std::uint64_t offset, void* data, std::size_t bytes) {
+    file.read(begin + offset, data, bytes);
+  };
+  if (read.in_file) {
+    staging.load(read.in_file, read.count, read.file_dtype, read.memory_dtype, get);
+  } else {
+    staging.load(read.out, read.device, read.count, read.file_dtype, read.memory_dtype, get);
+  }
+}
+
+// One file at a time, in the order of its bytes: few open files, each chunk verified once. Plain
+// reads are handed over together, so that a chunk of several tensors needs no copy.
+void execute(const fs::path& folder, const Manifest& manifest, ReadsByFile& reads) {
+  Staging staging;
+  for (auto& [name, of_file] : reads) {
+    VerifiedTensors tensors(folder, manifest.file(name));
+    std::vector<VerifiedFile::Part> together;
+    const auto read_together = [&] {
+      tensors.file().read(together);
+      together.clear();
+    };
+    for (const auto& planned : in_file_order(tensors, tensors.file().path(), of_file)) {
+      const std::uint64_t begin = planned.first;
+      const PlannedRead& read = planned.second;
+      if (!is_plain(read)) {
+        read_together();
+        load_staged(tensors.file(), begin, read, staging);
+        continue;
+      }
+      // The same bytes may be wanted twice.
+      if (!together.empty() && begin < together.back().offset + together.back().bytes) {
+        read_together();
+      }
+      together.push_back(
+          {begin, read.out, static_cast<std::size_t>(read.count) * size_of(read.file_dtype)});
+    }
+    read_together();
+  }
+}
+
+}  // namespace
+
+LoadedPieces load_pieces(const std::string& step_folder, State& state, LoadParts parts,
+                         const Selection& selection) {
+  const fs::path folder = step_folder;
+  const Manifest manifest = read_manifest(folder);
+  const bool with_optimizer = parts == LoadParts::everything;
+  const Catalogue model = read_catalogue(folder, manifest, manifest.model);
+  const Catalogue optimizer =
+      with_optimizer ? read_catalogue(folder, manifest, manifest.optimizer) : Catalogue();
+  std::vector<std::string> problems;
+  Matched of_model =
+      match(state.model, model, "model", selection.strict, selection.model, problems);
+  Matched of_optimizer;
+  if (with_optimizer) {
+    NameFilter by_parameter;
+    if (selection.optimizer) {
+      by_parameter = [&](const std::string& name) {
+        return selection.optimizer(parameter_of_state(name));
+      };
+    }
+    of_optimizer =
+        match(state.optimizer, optimizer, "optimizer", selection.strict, by_parameter, problems);
+  }
+  if (of_model.tensors.empty() && of_optimizer.tensors.empty())
+    refuse_empty(model.size() + optimizer.size(), problems);
+  refuse_misfit(problems, selection);
+  ReadsByFile reads;
+  plan_reads(of_model.tensors, model, reads);
+  plan_reads(of_optimizer.tensors, optimizer, reads);
+  execute(folder, manifest, reads);
+  return {manifest.scalars, {std::move(of_model.mismatch), std::move(of_optimizer.mismatch)}};
+}
+
+LoadedPieces load_together(comm::Communicator& communicator, const std::string& source,
+                           State& state, LoadParts parts, const Selection& selection) {
+  LoadedPieces loaded;
+  together(communicator, fmt::format("loading '{}'", source), [&] {
+    loaded = has_weights_alone(source) ? load_weights(source, state, parts, selection)
+                                       : load_pieces(source, state, parts, selection);
+    return std::string();
+  });
+  return loaded;
+}
+
+Fit load(comm::Communicator& communicator, const std::string& step_folder, State& state,
+         LoadParts parts, const Selection& selection) {
+  LoadedPieces loaded;
+  together(communicator, fmt::format("loading '{}'", step_folder), [&] {
+    loaded = load_pieces(step_folder, state, parts, selection);
+    return std::string();
+  });
+  state.scalars = std::move(loaded.scalars);
+  return std::move(loaded.fit);
+}
+
+Scalars read_scalars(const std::string& step_folder) {
+  return read_manifest(step_folder).scalars;
+}
+
+void verify(const std::string& step_folder) {
+  verify_share(step_folder, 0, 1);
+}
+
+}  // namespace tessera::checkpoint

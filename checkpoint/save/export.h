@@ -1,0 +1,41 @@
+// Weights alone as a plain Hugging Face folder, and the small files that go with a model's weights.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+
+#include "base/dtype.h"
+#include "checkpoint/state/state.h"
+#include "comm/communicator.h"
+
+namespace tessera::checkpoint {
+
+struct ExportOptions {
+  DType dtype = DType::float32;                   // of floating tensors
+  std::uint64_t max_file_size = 0;                // as SaveOptions::max_file_size
+  std::map<std::string, std::string> files = {};  // config.json ..., from rank 0
+  std::set<std::string> tensor_folders = {};      // as SaveOptions::tensor_folders
+  std::chrono::milliseconds stall_timeout{300'000};
+};
+
+// Collective. Writes `model`'s tensors to `folder`, which AutoModel then opens: model.safetensors,
+// or numbered files and their index, and `files`. The folder is there with all of it, or is what it
+// was. One that is there already is replaced when it holds nothing but what an export writes; else
+// it is refused. Errors are save()'s.
+void export_model(comm::Communicator& communicator, const std::string& folder,
+                  const std::vector<LogicalTensor>& model, const ExportOptions& options);
+
+// Throws Error(checkpoint) when export_model would refuse the folder for what is there.
+void check_export_folder(const std::string& folder);
+// Error(checkpoint) where the folder that it is in, which is made, cannot be written, or has no
+// room for an export of so many bytes.
+void check_room_for_export(const std::string& folder, std::uint64_t bytes);
+
+// The files of a Hugging Face folder that belong to a model beside its weights and its config.json:
+// its tokenizer and how it generates. By name.
+std::map<std::string, std::string> read_model_files(const std::string& folder);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,53 @@
+// What a program keeps in a checkpoint beside tensors: named numbers, truths and texts.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace tessera {
+
+// A value: copies share nothing. A name may hold groups, as in "position/samples"; the manifest
+// keeps them as nested objects.
+class Scalars {
+ public:
+  Scalars();
+  Scalars(const Scalars& other);
+  Scalars(Scalars&& other) noexcept;
+  Scalars& operator=(const Scalars& other);
+  Scalars& operator=(Scalars&& other) noexcept;
+  ~Scalars();
+  bool operator==(const Scalars& other) const;
+
+  // Adds or replaces. A name that is empty, or that runs through something other than a group, is a
+  // std::logic_error. Returns *this.
+  Scalars& set(std::string_view name, bool value);
+  Scalars& set(std::string_view name, std::int64_t value);
+  Scalars& set(std::string_view name, std::uint64_t value);
+  Scalars& set(std::string_view name, int value);
+  Scalars& set(std::string_view name, double value);
+  Scalars& set(std::string_view name, std::string_view value);
+  Scalars& set(std::string_view name, const char* value);
+
+  [[nodiscard]] bool contains(std::string_view name) const;
+
+  // T is bool, std::int64_t, std::uint64_t, double or std::string. Missing, of another type or out
+  // of range: Error(checkpoint).
+  template <class T>
+  [[nodiscard]] T get(std::string_view name) const;
+  // The fallback where there is nothing of that name.
+  template <class T>
+  [[nodiscard]] T get(std::string_view name, const T& fallback) const {
+    return contains(name) ? get<T>(name) : fallback;
+  }
+
+  struct Data;  // JSON, which this header does not show: checkpoint/state/scalars_json.h
+  [[nodiscard]] Data& data() { return *data_; }
+  [[nodiscard]] const Data& data() const { return *data_; }
+
+ private:
+  std::unique_ptr<Data> data_;
+};
+
+}  // namespace tessera

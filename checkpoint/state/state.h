@@ -1,0 +1,46 @@
+// What a checkpoint is made of: logical tensors and scalars. Neither belongs to a world size or a
+// strategy.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "checkpoint/state/scalars.h"
+#include "engine/device/device.h"
+#include "engine/storage/file_place.h"
+
+namespace tessera::checkpoint {
+
+// A contiguous run of elements of a tensor in row-major order, in this rank's memory of `device`. A
+// save or load uses the calling thread's current queue there: what was put into it before is saved,
+// and what is put into it after sees what was loaded.
+struct Piece {
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+  std::byte* data = nullptr;
+  Device device = Device::cpu();
+  FilePlace file = {};  // instead of `data`: offloaded state
+};
+
+// One logical tensor as one rank sees it. The pieces of all ranks cover the tensor (saving: exactly
+// once each element; loading: what each rank wants, overlaps allowed). Memory holds `dtype`; a file
+// may hold another floating dtype, converted on the way.
+struct LogicalTensor {
+  std::string name;
+  DType dtype = DType::float32;
+  std::vector<std::int64_t> shape;
+  std::vector<Piece> pieces;
+};
+
+// Everything a training run needs to go on.
+struct State {
+  std::vector<LogicalTensor> model;  // Hugging Face names
+  std::vector<LogicalTensor>
+      optimizer;    // "<parameter name>.exp_avg", ".exp_avg_sq", ".momentum"; fp32
+  Scalars scalars;  // step, data position, rng, scheduler, scaler: the same on every rank
+};
+
+}  // namespace tessera::checkpoint

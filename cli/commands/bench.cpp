@@ -1,0 +1,348 @@
+// `tessera bench`: strategies compared by measurement, with the plan beside it.
+#include <fmt/format.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <memory>
+#include <utility>
+
+#include "base/error.h"
+#include "base/text/byte_size.h"
+#include "base/text/nearest.h"
+#include "bench/harness/report.h"
+#include "bench/harness/run.h"
+#include "cli/commands/bench_options.h"
+#include "cli/report/html_report.h"
+#include "cli/subcommands.h"
+#include "comm/shared/join/rendezvous.h"
+#include "engine/device/backend.h"
+#include "launch/launch.h"
+#include "training/recipe/accelerate/config.h"
+
+namespace tessera::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int regression_code = 9;
+
+// For the files of the runs; goes when the comparison ends.
+class BenchFolder {
+ public:
+  BenchFolder() {
+    std::string pattern = (fs::temp_directory_path() / "tessera-bench-XXXXXX").string();
+    TESSERA_CHECK(::mkdtemp(pattern.data()) != nullptr, ErrorCode::runtime, "{}: {}", pattern,
+                  describe_errno("mkdtemp", errno));
+    path_ = pattern;
+  }
+  ~BenchFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  BenchFolder(const BenchFolder&) = delete;
+  BenchFolder& operator=(const BenchFolder&) = delete;
+  [[nodiscard]] const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+struct BenchCommand : BenchOptions {
+  [[nodiscard]] int run() {
+    if (!products.empty()) {
+      time_products(products);
+      return 0;
+    }
+    TESSERA_CHECK(!file.empty(), ErrorCode::usage,
+                  "name a recipe, as in: tessera bench examples/gpt2-bytes.yaml --world-sizes 1,2");
+    const BenchFolder folder;
+    BenchProcesses processes(folder.path());
+    try {
+      return run(folder, processes);
+    } catch (const Stopped& stopped) {
+      fmt::print(stderr, "tessera: stopped by signal {}{}\n", stopped.signal,
+                 json.empty() ? "; --json FILE keeps what is measured, and goes on from there"
+                              : fmt::format("; {} has what was measured, and the same command goes "
+                                            "on from there",
+                                            json));
+      return 128 + stopped.signal;
+    }
+  }
+
+ private:
+  int run(const BenchFolder& folder, BenchProcesses& processes) {
+    check_peers(peers);
+    check_modes();
+    TESSERA_CHECK(!fill_cores || peers.empty(), ErrorCode::usage,
+                  "--fill-cores: copies run beside rows of Tessera alone, so that peers would have "
+                  "more of the machine; leave out --peer");
+    if (!device_memory.empty()) {
+      settings.device_memory = read_memory_size("--device-memory", device_memory);
+    }
+    const BenchGrid grid = make_grid();
+    const BenchJson old = compare.empty() ? BenchJson() : old_report();
+    const BenchJson kept = json.empty() ? BenchJson() : kept_report(grid);
+    BenchFile output("--json", json);
+    if (!html.empty()) check_html_place(html);
+    if (!peers.empty()) settings.peers.scripts = peer_scripts(settings.peers, peers).string();
+    std::vector<BenchRow> rows = make_rows(grid);
+    if (!compare.empty()) check_partners(rows, old);
+    take_model_work(rows);
+    refuse_all(rows);
+    const std::size_t asked = rows.size();
+    BenchRun bench(grid, settings, std::move(rows), runner(grid, folder, processes), output,
+                   command_text());
+    bench.take_over(kept, again);
+    output.keep(bench.report());
+    bench.measure();
+    const BenchJson& report = bench.report();
+    const std::exception_ptr unwritten = write_files(output, report);
+    fmt::print("{}", bench_text(report));
+    const bool worse = !compare.empty() && print_comparison(report, old, asked);
+    const int code = bench_exit_code(report, asked);
+    std::fflush(stdout);
+    if (unwritten) std::rethrow_exception(unwritten);
+    return code == 0 && worse ? regression_code : code;
+  }
+
+  // All of them, and then the first failure: what was measured is printed in any case.
+  [[nodiscard]] std::exception_ptr write_files(BenchFile& output, const BenchJson& report) const {
+    std::exception_ptr failure;
+    const auto attempt = [&](const auto& write) {
+      try {
+        write();
+      } catch (...) {
+        if (!failure) failure = std::current_exception();
+      }
+    };
+    attempt([&] { output.write(report); });
+    if (!html.empty())  // read back, as any bytes have become UTF-8 then
+      attempt([&] { write_html_report(BenchJson::parse(json_text(report)), html); });
+    return failure;
+  }
+
+  void check_partners(const std::vector<BenchRow>& rows, const BenchJson& old) const {
+    const bool any = std::any_of(rows.begin(), rows.end(),
+                                 [&](const BenchRow& row) { return has_measured(old, row.id); });
+    TESSERA_CHECK(
+        any, ErrorCode::configuration,
+        "--compare {}: none of these rows is measured there, so nothing could be compared; "
+        "use the options of its command, {}",
+        compare, json_text(old.value("command", BenchJson())));
+  }
+
+  // What stands in the way of every row is an error, not a table.
+  static void refuse_all(const std::vector<BenchRow>& rows) {
+    const auto refused = [](const BenchRow& row) { return !row.refused.empty(); };
+    if (!std::all_of(rows.begin(), rows.end(), refused)) return;
+    fail(static_cast<ErrorCode>(rows.front().refused_code), "{}", rows.front().refused);
+  }
+
+  void check_modes() const {
+    TESSERA_CHECK(peer_modes.empty() || !peers.empty(), ErrorCode::usage,
+                  "--peer-modes {}: of which --peer?", fmt::join(peer_modes, ","));
+    const std::vector<std::string> known = all_peer_modes(peers);
+    for (const std::string& mode : peer_modes) {
+      TESSERA_CHECK(std::find(known.begin(), known.end(), mode) != known.end(), ErrorCode::usage,
+                    "--peer-modes {}: there are {}{}", mode, fmt::join(known, ", "),
+                    did_you_mean(mode, known));
+    }
+  }
+
+  [[nodiscard]] BenchJson old_report() const {
+    std::error_code ignored;
+    TESSERA_CHECK(json.empty() || !fs::equivalent(compare, json, ignored), ErrorCode::usage,
+                  "--compare {}: is the file of --json; name a copy of it, or another --json",
+                  compare);
+    BenchJson old = read_bench_file("--compare", compare);
+    TESSERA_CHECK(!old.is_null(), ErrorCode::configuration,
+                  "--compare {}: does not exist, or is empty", compare);
+    return old;
+  }
+
+  // What an earlier run measured, of the same recipe on the same machine.
+  [[nodiscard]] BenchJson kept_report(const BenchGrid& grid) const {
+    BenchJson kept = read_bench_file("--json", json);
+    if (kept.is_null()) return {};
+    TESSERA_CHECK(kept["recipe"] == file, ErrorCode::configuration,
+                  "--json {}: compares {}; name another file for {}", json,
+                  json_text(kept["recipe"]), file);
+    for (const char* what : {"processor", "cores", "device", "tessera"}) {
+      const BenchJson before = kept["machine"].value(what, BenchJson());
+      if (again && before != grid.machine.at(what)) return {};
+      TESSERA_CHECK(before == grid.machine.at(what), ErrorCode::configuration,
+                    "--json {}: was measured where {} is {}, and here it is {}; name another file, "
+                    "or --again to replace it",
+                    json, what, json_text(before), json_text(grid.machine.at(what)));
+    }
+    return kept;
+  }
+
+  [[nodiscard]] BenchGrid make_grid() const {
+    BenchGrid grid;
+    grid.recipe = file;
+    grid.config_file = config_file;
+    grid.settings = overrides;
+    if (!device.empty()) grid.settings.push_back("train.device=" + device);
+    const Recipe recipe = load_recipe(file, grid.settings, chosen_config_file(config_file));
+    grid.strategies =
+        strategy_names(lists.strategies.empty() ? usual_strategies(recipe) : lists.strategies);
+    grid.axes = axes();
+    grid.peers = peers;
+    grid.peer_modes = peer_modes;
+    grid.peer_compile = peer_compile;
+    const bool gpus = uses_gpus(recipe);
+    grid.world_sizes = lists.world_sizes.empty() ? usual_world_sizes(gpus) : lists.world_sizes;
+    for (const std::int64_t ranks : grid.world_sizes) {
+      TESSERA_CHECK(ranks >= 1 && ranks <= comm::max_ranks_on_host, ErrorCode::usage,
+                    "--world-sizes {}: must be numbers of ranks from 1 to {}, those of one host",
+                    ranks, comm::max_ranks_on_host);
+    }
+    grid.threads_per_rank = threads(grid);
+    grid.fill_cores = fill_cores;
+    grid.machine = bench_machine(gpus ? "cuda" : "cpu");
+    return grid;
+  }
+
+  // The groups of HYBRID_* differ from FULL_SHARD's world where the recipe says so.
+  static std::vector<std::string> usual_strategies(const Recipe& recipe) {
+    std::vector<std::string> names = {"none",          "dp",        "NO_SHARD", "SHARD_OPTIMIZER",
+                                      "SHARD_GRAD_OP", "FULL_SHARD"};
+    if (recipe.sharding.group_size) {
+      names.insert(names.end(), {"HYBRID_SHARD", "HYBRID_SHARD_ZERO2"});
+    }
+    return names;
+  }
+
+  static bool uses_gpus(const Recipe& recipe) {
+    return recipe.train.device == DeviceChoice::cuda ||
+           (recipe.train.device == DeviceChoice::automatic &&
+            backend_of(DeviceType::cuda).device_count() > 0);
+  }
+
+  static std::vector<std::int64_t> usual_world_sizes(bool gpus) {
+    constexpr int most = 8;
+    const int devices = gpus ? backend_of(DeviceType::cuda).device_count()
+                             : std::max(2, std::min(most, usable_cores()));
+    if (devices <= 1) return {1};
+    return {1, devices};
+  }
+
+  // The same for every row, so that a rank has as much of the machine in each: a core or more.
+  [[nodiscard]] int threads(const BenchGrid& grid) const {
+    if (threads_per_rank > 0) return threads_per_rank;
+    for (const char* name : {"TESSERA_NUM_THREADS", "OMP_NUM_THREADS"}) {
+      const char* text = std::getenv(name);
+      if (text != nullptr && std::atoi(text) > 0) return std::atoi(text);
+    }
+    const std::int64_t most = *std::max_element(grid.world_sizes.begin(), grid.world_sizes.end());
+    return static_cast<int>(std::max<std::int64_t>(1, usable_cores() / most));
+  }
+
+  [[nodiscard]] std::vector<BenchAxis> axes() const {
+    std::vector<BenchAxis> all;
+    const auto add = [&](const std::string& key, const std::vector<std::string>& values) {
+      if (!values.empty()) all.push_back(axis_of(key, values));
+    };
+    add("sharding.mixed_precision", lists.precisions);
+    std::vector<std::string> batches;
+    for (const std::int64_t batch : lists.batch_sizes) batches.push_back(std::to_string(batch));
+    add("data.batch_size", batches);
+    add("sharding.backward_prefetch", lists.prefetch);
+    if (!lists.offload.empty()) all.push_back(offload_axis(lists.offload));
+    add("sharding.activation_checkpointing", lists.checkpointing);
+    for (const std::string& text : lists.axes) all.push_back(parse_axis(text));
+    return all;
+  }
+
+  [[nodiscard]] RowRunner runner(const BenchGrid& grid, const BenchFolder& folder,
+                                 BenchProcesses& processes) const {
+    return {.processes = processes,
+            .folder = folder.path(),
+            .program = fs::read_symlink("/proc/self/exe"),
+            .recipe = file,
+            .config_file = config_file,
+            .threads_per_rank = grid.threads_per_rank,
+            .filled_ranks = grid.fill_cores ? static_cast<int>(*std::max_element(
+                                                  grid.world_sizes.begin(), grid.world_sizes.end()))
+                                            : 0};
+  }
+
+  // As a shell reads it.
+  static std::string shell_word(const std::string& text) {
+    constexpr const char* plain =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,:/%@";
+    if (!text.empty() && text.find_first_not_of(plain) == std::string::npos) return text;
+    std::string quoted = "'";
+    for (const char letter : text) quoted += letter == '\'' ? "'\\''" : std::string(1, letter);
+    return quoted + "'";
+  }
+
+  // With all that decides what is measured, and how.
+  [[nodiscard]] std::string command_text() const {
+    std::vector<std::string> words = {"tessera bench", shell_word(file)};
+    const auto list = [&](const char* option, const auto& values) {
+      if (!values.empty())
+        words.push_back(
+            fmt::format("{} {}", option, shell_word(fmt::format("{}", fmt::join(values, ",")))));
+    };
+    const auto text = [&](const char* option, const std::string& value) {
+      if (!value.empty()) words.push_back(fmt::format("{} {}", option, shell_word(value)));
+    };
+    const auto number = [&](const char* option, auto value, auto usual) {
+      if (value != usual) words.push_back(fmt::format("{} {}", option, value));
+    };
+    list("--strategies", lists.strategies);
+    list("--world-sizes", lists.world_sizes);
+    list("--precisions", lists.precisions);
+    list("--batch-sizes", lists.batch_sizes);
+    list("--prefetch", lists.prefetch);
+    list("--offload", lists.offload);
+    list("--activation-checkpointing", lists.checkpointing);
+    for (const std::string& axis : lists.axes) text("--axis", axis);
+    for (const std::string& setting : overrides) text("--set", setting);
+    text("--config-file", config_file);
+    text("--device", device);
+    text("--device-memory", device_memory);
+    list("--peer", peers);
+    list("--peer-modes", peer_modes);
+    if (peer_compile) words.emplace_back("--peer-compile");
+    if (fill_cores) words.emplace_back("--fill-cores");
+    const BenchSettings usual;
+    if (settings.peers.python != usual.peers.python) text("--peer-python", settings.peers.python);
+    number("--threads-per-rank", threads_per_rank, 0);
+    number("--steps", settings.steps, usual.steps);
+    number("--rounds", settings.rounds, usual.rounds);
+    number("--warmup", settings.warmup, usual.warmup);
+    number("--budget", settings.budget, usual.budget);
+    number("--time-limit", settings.time_limit, usual.time_limit);
+    number("--row-time-limit", settings.row_time_limit, usual.row_time_limit);
+    return fmt::format("{}", fmt::join(words, " "));
+  }
+
+  // Whether something is worse beyond the noise.
+  [[nodiscard]] bool print_comparison(const BenchJson& report, const BenchJson& old,
+                                      std::size_t asked) const {
+    const BenchComparison comparison = compare_reports(report, old, asked);
+    fmt::print("\nagainst {}:\n", compare);
+    for (const std::string& line : comparison.lines) fmt::print("  {}\n", line);
+    for (const std::string& line : comparison.regressions) fmt::print("regression: {}\n", line);
+    return !comparison.regressions.empty();
+  }
+};
+
+}  // namespace
+
+Command describe_bench() {
+  const auto command = std::make_shared<BenchCommand>();
+  return {.arguments = bench_arguments(*command),
+          .run = [command](const std::vector<std::string>&) { return command->run(); },
+          .footer =
+              "Exit code 9: --compare found a row that is worse beyond the noise. Else the "
+              "code of the first row that could not be measured (docs/errors.md), or 0."};
+}
+
+}  // namespace tessera::cli

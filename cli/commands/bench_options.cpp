@@ -1,0 +1,172 @@
+// Names, places and help of the options.
+#include "cli/commands/bench_options.h"
+
+#include <utility>
+
+#include "cli/subcommands.h"
+#include "planner/sweep.h"
+#include "training/recipe/accelerate/config.h"
+
+namespace tessera::cli {
+namespace {
+
+std::vector<Argument> list_arguments(BenchOptions& command) {
+  BenchLists& lists = command.lists;
+  return {{.name = "--strategies",
+           .target = &lists.strategies,
+           .help = "none (one rank alone), dp (ranks as threads of one process), and sharding "
+                   "strategies; by default all that differ here",
+           .type = "none|dp|" + strategy_names("|") + ",...",
+           .separator = ','},
+          {.name = "--world-sizes",
+           .target = &lists.world_sizes,
+           .help = "Numbers of ranks; by default 1 and one for each core (at most 8) or GPU",
+           .type = "N,...",
+           .separator = ','},
+          {.name = "--precisions",
+           .target = &lists.precisions,
+           .help = "fp32, bf16, fp16: sharding.mixed_precision",
+           .type = "fp32|bf16|fp16,...",
+           .separator = ','},
+          {.name = "--batch-sizes",
+           .target = &lists.batch_sizes,
+           .help = "data.batch_size, of a rank",
+           .type = "N,...",
+           .separator = ','},
+          {.name = "--prefetch",
+           .target = &lists.prefetch,
+           .help = "BACKWARD_PRE, BACKWARD_POST, NO_PREFETCH: sharding.backward_prefetch",
+           .type = "BACKWARD_PRE|BACKWARD_POST|NO_PREFETCH,...",
+           .separator = ','},
+          {.name = "--offload",
+           .target = &lists.offload,
+           .help = "device, host, file: where sharding.offload puts parameters, gradients and "
+                   "moments",
+           .type = "device|host|file,...",
+           .separator = ','},
+          {.name = "--activation-checkpointing",
+           .target = &lists.checkpointing,
+           .help = "false, true, selective",
+           .type = "false|true|selective,...",
+           .separator = ','},
+          {.name = "--axis",
+           .target = &lists.axes,
+           .help = "Any other key as a list, as in sharding.reduce_dtype=fp32,bf16; repeatable",
+           .type = "KEY=V,..."}};
+}
+
+std::vector<Argument> measuring_arguments(BenchOptions& command) {
+  BenchSettings& settings = command.settings;
+  return {
+      {.name = "--steps",
+       .target = &settings.steps,
+       .help = "Measured steps of a round; by default what --budget has time for, at most 20",
+       .least = 1,
+       .most = 1'000'000},
+      {.name = "--rounds",
+       .target = &settings.rounds,
+       .help = "Rounds, in which every row has its turn; by default 3, or fewer for --budget",
+       .least = 1,
+       .most = 10'000},
+      {.name = "--warmup",
+       .target = &settings.warmup,
+       .help = "Steps at the beginning of each run that are left out",
+       .shows_default = true,
+       .least = 0,
+       .most = 10'000},
+      {.name = "--budget",
+       .target = &settings.budget,
+       .help = "Seconds that steps and rounds are chosen for",
+       .shows_default = true,
+       .least = 1,
+       .most = 1e7},
+      {.name = "--time-limit",
+       .target = &settings.time_limit,
+       .help = "Seconds after which the whole ends with what it has; by default none",
+       .least = 1,
+       .most = 1e7},
+      {.name = "--row-time-limit",
+       .target = &settings.row_time_limit,
+       .help = "Seconds after which one run of a row is killed",
+       .shows_default = true,
+       .least = 1,
+       .most = 1e7},
+      {.name = "--threads-per-rank",
+       .target = &command.threads_per_rank,
+       .help = "By default OMP_NUM_THREADS, else the cores divided by the largest world",
+       .least = 1,
+       .most = 4096},
+      {.name = "--fill-cores",
+       .target = &command.fill_cores,
+       .help = "Beside a row of fewer ranks than the largest world run copies of it, so that as "
+               "many cores are busy in every row"},
+      {.name = "--device",
+       .target = &command.device,
+       .help = "Where ranks compute; the same as train.device",
+       .type = "auto|cpu|cuda"},
+      {.name = "--device-memory",
+       .target = &command.device_memory,
+       .help = "What a rank may take, as in 80GB; by default what the machine has",
+       .type = "BYTES"}};
+}
+
+std::vector<Argument> result_arguments(BenchOptions& command) {
+  return {{.name = "--json",
+           .target = &command.json,
+           .help = "Write the report there; rows that are measured there already are kept",
+           .type = "FILE"},
+          {.name = "--again", .target = &command.again, .help = "Measure those again, too"},
+          {.name = "--html",
+           .target = &command.html,
+           .help = "Write the report as a page with plots",
+           .type = "FILE"},
+          {.name = "--compare",
+           .target = &command.compare,
+           .help = "An earlier --json: name what is slower beyond the noise",
+           .type = "FILE"},
+          {.name = "--peer",
+           .target = &command.peers,
+           .help = "Measure these as well: pytorch, sentence-transformers, deepspeed",
+           .type = "pytorch|sentence-transformers|deepspeed,...",
+           .separator = ','},
+          {.name = "--peer-modes",
+           .target = &command.peer_modes,
+           .help = "Of the peers; by default the counterparts of the strategies",
+           .type = "NAME,...",
+           .separator = ','},
+          {.name = "--peer-compile",
+           .target = &command.peer_compile,
+           .help = "Compiled (torch.compile) beside eager"},
+          {.name = "--peer-python",
+           .target = &command.settings.peers.python,
+           .help = "The Python that has the peers",
+           .type = "PROGRAM",
+           .shows_default = true},
+          {.name = "--peer-scripts",
+           .target = &command.settings.peers.scripts,
+           .help = "The folder of the peers' scripts; by default bench/peers beside the build, or "
+                   "the installed one",
+           .type = "DIR"},
+          {.name = "--time-products",
+           .target = &command.products,
+           .help = "What a rank of the measurement of matrix products does",
+           .type = "FILE"}};
+}
+
+}  // namespace
+
+std::vector<Argument> bench_arguments(BenchOptions& options) {
+  std::vector<Argument> arguments = {
+      {.name = "recipe", .target = &options.file, .help = "The recipe", .type = "FILE"},
+      {.name = "--set",
+       .target = &options.overrides,
+       .help = "Override a key in all rows, as in data.batch_size=1; repeatable",
+       .type = "KEY=VALUE"},
+      config_file_argument(&options.config_file)};
+  for (const auto list : {list_arguments, measuring_arguments, result_arguments}) {
+    for (Argument& argument : list(options)) arguments.push_back(std::move(argument));
+  }
+  return arguments;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,89 @@
+// Progress in bytes, and JSON files.
+#include "cli/commands/checkpoint_output.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+
+#include "base/error.h"
+#include "base/text/byte_size.h"
+#include "base/write_failure.h"
+#include "logs/progress.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr auto byte_redraw_interval = std::chrono::milliseconds(100);
+constexpr std::size_t byte_bar_width = 24;
+
+void write_stderr(const std::string& text) {
+  // Nobody who watches is no error.
+  for (std::size_t done = 0; done < text.size();) {
+    const ssize_t got = ::write(STDERR_FILENO, text.data() + done, text.size() - done);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return;
+    done += static_cast<std::size_t>(got);
+  }
+}
+
+}  // namespace
+
+ByteProgress::ByteProgress() : animated_(animated_by_default()) {}
+
+ByteProgress::~ByteProgress() {
+  if (drawn_) write_stderr("\r\x1b[K");
+}
+
+std::string ByteProgress::line(const char* doing, std::uint64_t done, std::uint64_t total,
+                               double seconds) {
+  const double part = total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 1;
+  const auto filled =
+      static_cast<std::size_t>(std::clamp(part, 0.0, 1.0) * static_cast<double>(byte_bar_width));
+  const double rate = seconds > 0 ? static_cast<double>(done) / seconds : 0;
+  const double left = rate > 0 ? static_cast<double>(total - std::min(done, total)) / rate : 0;
+  return fmt::format("[{:<{}}] {} {} of {}  {}/s  {:.0f} s left", std::string(filled, '='),
+                     byte_bar_width, doing, bytes_text(done), bytes_text(total),
+                     bytes_text(static_cast<std::uint64_t>(rate)), std::ceil(left));
+}
+
+void ByteProgress::show(const char* doing, std::uint64_t done, std::uint64_t total) {
+  if (!animated_) return;
+  const auto now = std::chrono::steady_clock::now();
+  if (doing_ != doing) {
+    doing_ = doing;
+    start_ = now;
+  }
+  if (drawn_ && done < total && now - last_draw_ < byte_redraw_interval) return;
+  last_draw_ = now;
+  drawn_ = true;
+  const double seconds = std::chrono::duration<double>(now - start_).count();
+  write_stderr(fmt::format("\r{}\x1b[K", line(doing, done, total, seconds)));
+}
+
+JsonReport::JsonReport(const std::string& path) : path_(path) {
+  if (path_.empty()) return;
+  stream_.open(path_, std::ios::binary);
+  TESSERA_CHECK(stream_.is_open(), ErrorCode::configuration, "--json {}: cannot be written: {}",
+                path_, describe_errno("open", errno));
+}
+
+void JsonReport::write(const nlohmann::ordered_json& json) {
+  if (path_.empty()) return;
+  stream_ << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n';
+  stream_.close();
+  TESSERA_CHECK(stream_.good(), full_disk_or_runtime(errno), "--json {}: {}", path_,
+                describe_errno("write", errno));
+}
+
+std::string part_name(checkpoint::formats::Part part) {
+  return part == checkpoint::formats::Part::model ? "model" : "optimizer";
+}
+
+std::string hexadecimal(std::uint64_t value) {
+  return fmt::format("{:016x}", value);
+}
+
+}  // namespace tessera::cli

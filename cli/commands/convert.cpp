@@ -1,0 +1,224 @@
+// `tessera convert`: a checkpoint in another format.
+#include <fmt/format.h>
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "base/counted.h"
+#include "base/error.h"
+#include "base/text/byte_size.h"
+#include "base/text/nearest.h"
+#include "base/text/printable.h"
+#include "checkpoint/convert/convert.h"
+#include "checkpoint/safetensors/safetensors.h"
+#include "cli/commands/checkpoint_output.h"
+#include "cli/subcommands.h"
+#include "models/load/adapter.h"
+#include "training/interruption.h"
+#include "training/recipe/values.h"
+
+namespace tessera::cli {
+namespace {
+
+using checkpoint::ConvertOptions;
+using checkpoint::ConvertReport;
+
+constexpr double most_files = 65536;
+
+std::vector<std::string> written_formats() {
+  std::vector<std::string> names;
+  for (const auto& format : checkpoint::formats::formats()) {
+    if (format.create != nullptr) names.emplace_back(format.name);
+  }
+  return names;
+}
+
+struct ConvertCommand {
+  std::string source, target, to;
+  int world_size = 1;
+  std::string max_shard_size, max_memory = "256MB", dtype, json;
+  std::string base;
+  bool weights_only = false, merge = false, verify = false, force = false;
+
+  [[nodiscard]] int run() const {
+    ConvertOptions options = convert_options();
+    JsonReport output(json);
+    const SignalThread signals;
+    const InterruptionWatch watch;
+    options.stop = [] { return InterruptionWatch::signal() != 0; };
+    try {
+      ConvertReport report;
+      {
+        ByteProgress progress;
+        options.progress = [&](const checkpoint::ConvertProgress& at) {
+          progress.show(at.doing, at.done, at.total);
+        };
+        report = checkpoint::convert(source, target, options);
+      }
+      print(report);
+      output.write(to_json(report));
+      return 0;
+    } catch (const Error& error) {
+      const int signal = InterruptionWatch::signal();
+      if (signal == 0) throw;
+      fmt::print(stderr, "tessera: stopped by signal {}: {}\n", signal, printable(error.what()));
+      return 128 + signal;
+    }
+  }
+
+ private:
+  [[nodiscard]] ConvertOptions convert_options() const {
+    ConvertOptions options;
+    options.to = format_name();
+    options.world_size = world_size;
+    options.max_file_size = max_shard_size.empty() ? 0 : bytes("--max-shard-size", max_shard_size);
+    options.max_memory = bytes("--max-memory", max_memory);
+    options.whole_process = true;
+    options.dtype = chosen_dtype();
+    options.weights_only = weights_only;
+    options.merge = merge;
+    options.base = base;
+    options.lies_in_out = models::weights_in_out;
+    options.verify = verify;
+    options.force = force;
+    return options;
+  }
+
+  [[nodiscard]] std::string format_name() const {
+    const std::vector<std::string> names = written_formats();
+    TESSERA_CHECK(!to.empty(), ErrorCode::usage, "--to is missing: one of {}",
+                  fmt::join(names, ", "));
+    const std::string wanted = lower_case(to);
+    for (const std::string& name : names) {
+      if (name == wanted) return name;
+    }
+    fail(ErrorCode::usage, "--to {}: there are {}{}", to, fmt::join(names, ", "),
+         did_you_mean(to, names));
+  }
+
+  static std::uint64_t bytes(const char* option, const std::string& text) {
+    const auto number = parse_bytes(text);
+    TESSERA_CHECK(number.has_value(), ErrorCode::usage,
+                  "{} {}: must be a number of bytes, as in 5GB, 512MiB or 1e9", option, text);
+    return *number;
+  }
+
+  [[nodiscard]] std::optional<DType> chosen_dtype() const {
+    if (dtype.empty()) return std::nullopt;
+    const std::vector<std::pair<std::string, DType>> names{
+        {"fp32", float32},    {"bf16", bfloat16},     {"fp16", float16},    {"fp64", float64},
+        {"float32", float32}, {"bfloat16", bfloat16}, {"float16", float16}, {"float64", float64}};
+    std::vector<std::string> candidates;
+    for (const auto& entry : names) {
+      if (entry.first == lower_case(dtype)) return entry.second;
+      candidates.push_back(entry.first);
+    }
+    fail(ErrorCode::usage, "--dtype {}: there are fp32, bf16, fp16 and fp64{}", dtype,
+         did_you_mean(dtype, candidates));
+  }
+
+  static void print(const ConvertReport& report) {
+    std::size_t model = 0;
+    for (const auto& tensor : report.tensors) {
+      model += tensor.part == checkpoint::formats::Part::model ? 1 : 0;
+    }
+    fmt::print("{} ({}) -> {} ({})\n", printable(report.source), report.source_format,
+               printable(report.target), report.target_format);
+    fmt::print("{} of the model, {} of the optimizer, {} read, {} written\n",
+               counted(model, "tensor"), report.tensors.size() - model,
+               bytes_text(report.bytes_read), bytes_text(report.bytes_written));
+    for (const std::string& note : report.notes) fmt::print("note: {}\n", printable(note));
+    const auto rate = static_cast<std::uint64_t>(static_cast<double>(report.bytes_written) /
+                                                 std::max(report.seconds, 1e-9));
+    fmt::print("{}{:.1f} s, {}/s, {} of memory at most\n",
+               report.verified ? "read again and compared; " : "", report.seconds, bytes_text(rate),
+               bytes_text(checkpoint::resident_memory().peak));
+  }
+
+  static nlohmann::ordered_json to_json(const ConvertReport& report) {
+    nlohmann::ordered_json tensors = nlohmann::ordered_json::array();
+    for (const auto& tensor : report.tensors) {
+      tensors.push_back({{"part", part_name(tensor.part)},
+                         {"name", tensor.name},
+                         {"dtype", tensor.stored->name},
+                         {"shape", tensor.shape},
+                         {"bytes", tensor.bytes},
+                         {"xxh3", hexadecimal(tensor.xxh3)}});
+    }
+    return {{"source", {{"path", report.source}, {"format", report.source_format}}},
+            {"target", {{"path", report.target}, {"format", report.target_format}}},
+            {"bytes_read", report.bytes_read},
+            {"bytes_written", report.bytes_written},
+            {"seconds", report.seconds},
+            {"peak_memory", checkpoint::resident_memory().peak},
+            {"verified", report.verified},
+            {"notes", report.notes},
+            {"tensors", std::move(tensors)}};
+  }
+};
+
+}  // namespace
+
+Command describe_convert() {
+  const auto options = std::make_shared<ConvertCommand>();
+  return {.arguments = {{.name = "source",
+                         .target = &options->source,
+                         .help = "A checkpoint of any format, or a folder of steps (its newest)",
+                         .type = "SRC",
+                         .required = true},
+                        {.name = "target",
+                         .target = &options->target,
+                         .help = "Where to write",
+                         .type = "DST",
+                         .required = true},
+                        {.name = "--to",
+                         .target = &options->to,
+                         .help = "The format to write",
+                         .type = fmt::format("{}", fmt::join(written_formats(), "|"))},
+                        {.name = "--world-size",
+                         .target = &options->world_size,
+                         .help = "Files of formats that have one for each rank",
+                         .shows_default = true,
+                         .least = 1,
+                         .most = most_files},
+                        {.name = "--max-shard-size",
+                         .target = &options->max_shard_size,
+                         .help = "Bytes of tensors in a file, as in 5GB; by default one file",
+                         .type = "BYTES"},
+                        {.name = "--dtype",
+                         .target = &options->dtype,
+                         .help = "Of the model's floating tensors; by default as they are",
+                         .type = "fp32|bf16|fp16|fp64"},
+                        {.name = "--weights-only",
+                         .target = &options->weights_only,
+                         .help = "Leave the optimizer's state and the position behind"},
+                        {.name = "--merge",
+                         .target = &options->merge,
+                         .help = "Of an adapter (PEFT's folder, a step with model.lora): write its "
+                                 "base with the adapter in the weights"},
+                        {.name = "--base",
+                         .target = &options->base,
+                         .help = "The base of --merge, where it is not where adapter_config.json "
+                                 "says",
+                         .type = "FOLDER"},
+                        {.name = "--max-memory",
+                         .target = &options->max_memory,
+                         .help = "What the program may take in memory",
+                         .type = "BYTES",
+                         .shows_default = true},
+                        {.name = "--verify",
+                         .target = &options->verify,
+                         .help = "Read the result again and compare, before it gets its name"},
+                        {.name = "--force",
+                         .target = &options->force,
+                         .help = "Replace a checkpoint that is there, once the new one is whole"},
+                        {.name = "--json",
+                         .target = &options->json,
+                         .help = "Write the report there as well, with a checksum of each tensor",
+                         .type = "FILE"}},
+          .run = [options](const std::vector<std::string>&) { return options->run(); },
+          .footer = "The source's format is recognised. docs/convert.md has the formats."};
+}
+
+}  // namespace tessera::cli

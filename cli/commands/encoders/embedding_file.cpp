@@ -1,0 +1,96 @@
+// Embeddings as .npy and .safetensors. The header's room is the same whatever the number of rows.
+#include "cli/commands/encoders/embedding_file.h"
+
+#include <fmt/format.h>
+
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr std::size_t header_bytes = 256;
+static_assert(std::endian::native == std::endian::little, "both formats are written as memory is");
+
+bool is_npy(const std::filesystem::path& path) {
+  return path.extension() == ".npy";
+}
+
+// Version 1.0: magic, version, the length of the text that follows, filled up with spaces.
+std::string npy_header(std::int64_t rows, std::int64_t dimension) {
+  constexpr std::size_t before = 10;
+  std::string text = fmt::format("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}, {}), }}",
+                                 rows, dimension);
+  text.resize(header_bytes - before - 1, ' ');
+  text += '\n';
+  const auto length = static_cast<std::uint16_t>(text.size());
+  std::string header("\x93NUMPY\x01\x00", 8);
+  header += static_cast<char>(length & 0xff);
+  header += static_cast<char>(length >> 8);
+  return header + text;
+}
+
+// The length of the JSON, then the JSON, which may end with spaces.
+std::string safetensors_header(std::int64_t rows, std::int64_t dimension) {
+  std::string json = fmt::format(
+      R"({{"__metadata__":{{"format":"pt"}},"embeddings":{{"dtype":"F32","shape":[{},{}],)"
+      R"("data_offsets":[0,{}]}}}})",
+      rows, dimension, rows * dimension * static_cast<std::int64_t>(sizeof(float)));
+  json.resize(header_bytes - sizeof(std::uint64_t), ' ');
+  const std::uint64_t length = json.size();
+  std::string header(sizeof length, '\0');
+  std::memcpy(header.data(), &length, sizeof length);
+  return header + json;
+}
+
+}  // namespace
+
+void EmbeddingFile::check_name(const std::filesystem::path& path) {
+  TESSERA_CHECK(is_npy(path) || path.extension() == ".safetensors", ErrorCode::usage,
+                "--out {}: the name must end in .npy or .safetensors", path.string());
+}
+
+EmbeddingFile::EmbeddingFile(std::filesystem::path path, std::int64_t dimension,
+                             const Context& context)
+    : path_(std::move(path)), partial_(path_), dimension_(dimension), context_(context) {
+  check_name(path_);
+  partial_ += ".partial";
+  if (context_.is_main()) file_ = checkpoint::File::create_or_truncate(partial_);
+  context_.barrier();
+  if (!context_.is_main()) file_ = checkpoint::File::open_for_writing(partial_);
+}
+
+EmbeddingFile::~EmbeddingFile() {
+  if (!file_ || !context_.is_main()) return;
+  std::error_code ignored;
+  std::filesystem::remove(partial_, ignored);
+}
+
+void EmbeddingFile::write_row(std::int64_t row, std::span<const float> values) {
+  TESSERA_REQUIRE(static_cast<std::int64_t>(values.size()) == dimension_,
+                  "a row of {} numbers in a file of {}", values.size(), dimension_);
+  const std::size_t bytes = values.size_bytes();
+  file_->write_at(header_bytes + static_cast<std::uint64_t>(row) * bytes, values.data(), bytes);
+}
+
+void EmbeddingFile::finish(std::int64_t rows) {
+  if (!context_.is_main()) file_->sync();
+  context_.barrier();
+  if (context_.is_main()) {
+    const std::string text = header(rows);
+    file_->write_at(0, text.data(), text.size());
+    file_->sync();
+    checkpoint::rename_path(partial_, path_);
+  }
+  file_.reset();
+  context_.barrier();
+}
+
+std::string EmbeddingFile::header(std::int64_t rows) const {
+  return is_npy(path_) ? npy_header(rows, dimension_) : safetensors_header(rows, dimension_);
+}
+
+}  // namespace tessera::cli

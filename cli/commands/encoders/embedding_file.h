@@ -1,0 +1,44 @@
+// A file of embeddings, [rows, dimension] of fp32: NumPy's .npy or .safetensors. Several ranks may
+// write one; its rows come in any order, and how many there are is said at the end.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "checkpoint/io/file.h"
+#include "sharding/context/context.h"
+
+namespace tessera::cli {
+
+// It has its name when it is whole: until finish() it is PATH.partial, which goes again with an
+// error.
+class EmbeddingFile {
+ public:
+  // Collective. Error(usage) for a name that says no format.
+  EmbeddingFile(std::filesystem::path path, std::int64_t dimension, const Context& context);
+  ~EmbeddingFile();
+  EmbeddingFile(const EmbeddingFile&) = delete;
+  EmbeddingFile& operator=(const EmbeddingFile&) = delete;
+
+  void write_row(std::int64_t row, std::span<const float> values);
+  // Collective, once every rank has written its rows.
+  void finish(std::int64_t rows);
+
+  // Error(usage) unless the name says a format: for those who have not opened one yet.
+  static void check_name(const std::filesystem::path& path);
+
+ private:
+  [[nodiscard]] std::string header(std::int64_t rows) const;
+
+  std::filesystem::path path_;
+  std::filesystem::path partial_;
+  std::int64_t dimension_;
+  const Context& context_;
+  std::optional<checkpoint::File> file_;
+};
+
+}  // namespace tessera::cli

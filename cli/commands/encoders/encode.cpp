@@ -1,0 +1,176 @@
+// `tessera encode`: the sentences of a file, one a line, as a matrix of embeddings.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/counted.h"
+#include "base/error.h"
+#include "cli/commands/encoders/embedding_file.h"
+#include "cli/commands/encoders/encoder_folder.h"
+#include "cli/subcommands.h"
+#include "engine/storage/output_file.h"
+#include "tasks/table_rows.h"
+#include "training/device.h"
+
+namespace tessera::cli {
+namespace {
+
+// Sentences that are sorted by length at a time; what is in memory of a file of any length.
+constexpr std::size_t window_sentences = 16'384;
+
+// A file's lines, or those of stdin.
+class Lines {
+ public:
+  explicit Lines(const std::string& path) : path_(path == "-" ? "stdin" : path) {
+    if (path == "-") return;
+    file_.open(path, std::ios::binary);
+    TESSERA_CHECK(file_.is_open() && !std::filesystem::is_directory(path), ErrorCode::data,
+                  "{}: cannot be read", path);
+  }
+
+  // The next ones, at most `limit`; none at the end. Error(data) for a line that is no sentence.
+  std::vector<std::string> take(std::size_t limit) {
+    std::vector<std::string> lines;
+    std::string line;
+    std::istream& from = file_.is_open() ? file_ : std::cin;
+    while (lines.size() < limit && std::getline(from, line)) {
+      ++number_;
+      if (!line.empty() && line.back() == '\r') line.pop_back();
+      TESSERA_CHECK(!line.empty(), ErrorCode::data,
+                    "{}:{}: an empty line; each line has to be a sentence", path_, number_);
+      TESSERA_CHECK(!tasks::malformed_utf8(line), ErrorCode::data,
+                    "{}:{}: not UTF-8; convert the file, as with iconv", path_, number_);
+      lines.push_back(std::move(line));
+    }
+    TESSERA_CHECK(!from.bad(), ErrorCode::data, "{}: cannot be read to its end", path_);
+    return lines;
+  }
+
+ private:
+  std::string path_;
+  std::ifstream file_;
+  std::int64_t number_ = 0;
+};
+
+struct EncodeCommand {
+  std::string folder, base, input, out;
+  std::int64_t batch_size = 32;
+  bool normalize = false;
+  std::string device = "auto";
+  std::string dtype = "float32";
+
+  [[nodiscard]] int run() const;
+  // This rank's batches of a window, whose first sentence is row `first`.
+  void encode_window(const std::vector<std::string>& window, std::int64_t first,
+                     const LoadedEncoder& encoder, const Context& context,
+                     EmbeddingFile& file) const;
+};
+
+void scale_to_unit(std::vector<float>& row) {
+  double squares = 0;
+  for (const float value : row) squares += static_cast<double>(value) * value;
+  const double norm = std::max(std::sqrt(squares), 1e-12);
+  for (float& value : row) value = static_cast<float>(value / norm);
+}
+
+void EncodeCommand::encode_window(const std::vector<std::string>& window, std::int64_t first,
+                                  const LoadedEncoder& encoder, const Context& context,
+                                  EmbeddingFile& file) const {
+  std::vector<std::size_t> lengths;
+  for (const std::string& line : window) lengths.push_back(line.size());
+  const std::vector<std::size_t> order = tasks::longest_first(lengths);
+  std::vector<std::size_t> mine;
+  std::vector<std::string_view> texts;
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    const std::size_t batch = i / static_cast<std::size_t>(batch_size);
+    if (batch % static_cast<std::size_t>(context.world_size()) !=
+        static_cast<std::size_t>(context.rank())) {
+      continue;
+    }
+    mine.push_back(order[i]);
+    texts.emplace_back(window[order[i]]);
+  }
+  std::vector<float> values;
+  tasks::encode_texts(texts, encoder.tokens(), encoder.encode(),
+                      {.batch_size = batch_size, .device = context.device()},
+                      [&](std::size_t text, std::span<const float> row) {
+                        values.assign(row.begin(), row.end());
+                        if (normalize) scale_to_unit(values);
+                        file.write_row(first + static_cast<std::int64_t>(mine[text]), values);
+                      });
+}
+
+int EncodeCommand::run() const {
+  TESSERA_CHECK(!input.empty() && !out.empty(), ErrorCode::usage,
+                "give the sentences as --input FILE (- for stdin) and the result as --out F.npy or "
+                "--out F.safetensors");
+  EmbeddingFile::check_name(out);
+  const DType compute = parse_compute_dtype(dtype);
+  const comm::World world = comm::world_from_environment();
+  TESSERA_CHECK(input != "-" || world.size == 1, ErrorCode::usage,
+                "--input -: {} ranks cannot share stdin; give a file", world.size);
+  Lines lines(input);
+  check_output("--out " + out, out);  // before the work
+  const Context context = init(choose_device(device, world));
+  const LoadedEncoder encoder(folder, context,
+                              {.dtype = compute, .base = base, .many_texts = true});
+  EmbeddingFile file(out, encoder.model().dimension(), context);
+  const auto begin = std::chrono::steady_clock::now();
+  std::int64_t rows = 0;
+  for (auto window = lines.take(window_sentences); !window.empty();
+       window = lines.take(window_sentences)) {
+    encode_window(window, rows, encoder, context, file);
+    rows += static_cast<std::int64_t>(window.size());
+  }
+  TESSERA_CHECK(rows > 0, ErrorCode::data, "{}: no sentences in it", input);
+  file.finish(rows);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  if (context.is_main()) {
+    fmt::print("{}: {} as rows of {} numbers, {:.1f} sentences/s\n", out, counted(rows, "sentence"),
+               encoder.model().dimension(), static_cast<double>(rows) / seconds.count());
+  }
+  return 0;
+}
+
+}  // namespace
+
+Command describe_encode() {
+  const auto command = std::make_shared<EncodeCommand>();
+  return {.arguments =
+              {{.name = "folder",
+                .target = &command->folder,
+                .help = "A folder of Sentence Transformers, of a BERT or MPNet (pooled by the "
+                        "mean), of a run's steps, or of an adapter",
+                .type = "FOLDER",
+                .required = true},
+               base_argument(command->base),
+               {.name = "--input",
+                .target = &command->input,
+                .help = "The sentences, one a line, UTF-8; - reads stdin",
+                .type = "FILE"},
+               {.name = "--out",
+                .target = &command->out,
+                .help = "Where to write a row of fp32 a sentence: F.npy, or F.safetensors "
+                        "with the tensor `embeddings`",
+                .type = "FILE"},
+               {.name = "--batch-size",
+                .target = &command->batch_size,
+                .help = "Sentences of one forward; no result depends on it",
+                .shows_default = true,
+                .least = 1},
+               {.name = "--normalize", .target = &command->normalize, .help = "Rows of length 1"},
+               encoding_device_argument(command->device),
+               encoding_dtype_argument(command->dtype)},
+          .run = [command](const std::vector<std::string>&) { return command->run(); },
+          .footer = "Ranks under `tessera launch` share the sentences and write one file."};
+}
+
+}  // namespace tessera::cli

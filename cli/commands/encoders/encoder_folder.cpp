@@ -1,0 +1,285 @@
+// Finding, building, sharding and filling a sentence encoder.
+#include "cli/commands/encoders/encoder_folder.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <string_view>
+#include <utility>
+
+#include "base/error.h"
+#include "base/text/printable.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/formats/format.h"
+#include "checkpoint/io/file.h"
+#include "checkpoint/io/json.h"
+#include "checkpoint/sharded_state.h"
+#include "models/load/adapter.h"
+#include "models/model_folder.h"
+#include "models/registry/registry.h"
+#include "tasks/sentence_losses.h"
+#include "tokenizers/load.h"
+#include "training/pretrained_folder.h"
+#include "training/recipe/other_words.h"
+#include "training/recipe/values.h"
+
+namespace tessera::cli {
+
+namespace fs = std::filesystem;
+
+std::vector<checkpoint::LogicalTensor> whole_tensors(const nn::Module& module) {
+  std::vector<checkpoint::LogicalTensor> tensors;
+  for (const auto& parameter : module.named_parameters()) {
+    const auto sizes = parameter.shape.sizes();
+    tensors.push_back({parameter.name,
+                       parameter.tensor.dtype(),
+                       {sizes.begin(), sizes.end()},
+                       {{0, parameter.tensor.elements(), parameter.tensor.raw_data(),
+                         parameter.tensor.device()}}});
+  }
+  return tensors;
+}
+
+DType parse_compute_dtype(const std::string& name) {
+  constexpr std::pair<std::string_view, DType> names[] = {
+      {"float32", DType::float32}, {"fp32", DType::float32},    {"bfloat16", DType::bfloat16},
+      {"bf16", DType::bfloat16},   {"float16", DType::float16}, {"fp16", DType::float16}};
+  for (const auto& [known, dtype] : names) {
+    if (lower_case(name) == known) return dtype;
+  }
+  fail(ErrorCode::usage, "--dtype {}: there are float32, bfloat16 and float16", name);
+}
+
+Argument encoding_device_argument(std::string& device) {
+  return {.name = "--device",
+          .target = &device,
+          .help = "Where to compute; auto takes a GPU where every rank has one",
+          .type = "auto|cpu|cuda",
+          .shows_default = true};
+}
+
+Argument encoding_dtype_argument(std::string& dtype) {
+  return {.name = "--dtype",
+          .target = &dtype,
+          .help = "What to compute in",
+          .type = "float32|bfloat16|float16",
+          .shows_default = true};
+}
+
+Argument base_argument(std::string& base) {
+  return {.name = "--base",
+          .target = &base,
+          .help = "The base model of an adapter, where it is not where adapter_config.json says",
+          .type = "FOLDER"};
+}
+
+Strategy parse_strategy(const std::string& name) {
+  std::vector<std::string> names;
+  for (const StrategyRow& row : strategy_table) {
+    names.emplace_back(row.name);
+    if (lower_case(row.name) == lower_case(name)) return row.strategy;
+  }
+  fail(ErrorCode::usage, "--sharding-strategy {}: there are {}{}", name, fmt::join(names, ", "),
+       strategy_meant(name, names));
+}
+
+namespace {
+
+ShardingOptions sharding_of(const models::Model& model, const Context& context,
+                            const EncoderChoices& choices) {
+  ShardingOptions options;
+  options.strategy = choices.strategy.value_or(Strategy::no_shard);
+  options.wrap = WrapPolicy::transformer({model.layer_class()});
+  options.group_size = context.world().local_size;
+  if (choices.dtype != float32) options.param_dtype = choices.dtype;
+  return options;
+}
+
+// SoftmaxLoss's head, as a training run saves it.
+constexpr std::string_view head_weight = "classifier.weight";
+constexpr std::string_view head_bias = "classifier.bias";
+
+// The model's tensor of that name; their number: there is none.
+std::size_t find_tensor(const std::vector<checkpoint::formats::TensorInfo>& tensors,
+                        std::string_view name) {
+  const auto it = std::find_if(tensors.begin(), tensors.end(), [&](const auto& tensor) {
+    return tensor.part == checkpoint::formats::Part::model && tensor.name == name;
+  });
+  return static_cast<std::size_t>(it - tensors.begin());
+}
+
+bool is_number(const checkpoint::formats::TensorInfo& tensor) {
+  return tensor.stored->dtype && is_floating(*tensor.stored->dtype);
+}
+
+constexpr std::uint64_t config_limit = std::uint64_t{16} << 20;
+
+bool has_sharded_files(const fs::path& step) {
+  return fs::exists(step / "manifest.json") && !fs::exists(step / "model.safetensors") &&
+         !fs::exists(step / "model.safetensors.index.json");
+}
+
+// Where a folder's parts are. An adapter's folder may have the tokenizer that it was trained with,
+// as a step does; all else of the model is the base's.
+struct ModelPlaces {
+  std::string model, adapter, tokenizer;
+};
+
+ModelPlaces places_of(const fs::path& folder, const std::string& base, comm::Communicator& ranks) {
+  const models::WeightFolders found = models::find_weights(folder.string(), base);
+  if (found.adapter.empty()) return {found.base, {}, found.base};
+  std::string model = find_model_folder(found.base, ranks).string();
+  std::string tokenizer = tokenizers::is_tokenizer_folder(found.adapter) ? found.adapter : model;
+  return {std::move(model), found.adapter, std::move(tokenizer)};
+}
+
+// Before anything else is looked for, so that what is missing for the other kind is not.
+void require_kind(const std::string& folder, models::ModelKind kind) {
+  const std::string source = (fs::path(folder) / "config.json").string();
+  const nlohmann::json config =
+      checkpoint::parse_json(checkpoint::read_file(source, config_limit), source);
+  const models::Architecture& architecture = models::architecture_of(config, source);
+  if (architecture.kind == kind) return;
+  if (kind == models::ModelKind::text_encoder) {
+    fail(ErrorCode::configuration,
+         "{}: the model is a language model ({}), and an encoder of texts (bert, mpnet) is wanted "
+         "here; tessera generate and tessera evaluate --task perplexity take it",
+         folder, architecture.model_type);
+  }
+  fail(ErrorCode::configuration,
+       "{}: the model is an encoder of texts ({}), and a language model is wanted here; tessera "
+       "encode and the other tasks of tessera evaluate take it",
+       folder, architecture.model_type);
+}
+
+}  // namespace
+
+LoadedEncoder::LoadedEncoder(const std::string& folder, const Context& context,
+                             const EncoderChoices& choices)
+    : path_(find_model_folder(folder, context.communicator())) {
+  const ModelPlaces places = places_of(path_, choices.base, context.communicator());
+  const std::string& path = places.model;
+  require_kind(path, models::ModelKind::text_encoder);
+  tokens_.tokenizer = tokenizers::load_tokenizer(places.tokenizer);
+  const auto make = [&] {
+    model_ = models::make_sentence_encoder(path);
+    if (!places.adapter.empty()) models::add_lora_of(places.adapter, *model_);
+  };
+  std::vector<checkpoint::LogicalTensor> tensors;
+  if (choices.strategy) {
+    {
+      const DeviceGuard deferred(Device::meta());  // each rank has its own shard only
+      make();
+    }
+    sharded_.emplace(*model_, context, sharding_of(*model_, context, choices));
+    tensors = checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::load).model;
+  } else {
+    const nn::ParameterDTypeGuard in(choices.dtype);
+    make();
+    tensors = whole_tensors(*model_);
+  }
+  load(places.model, context, models::base_tensors(tensors));
+  if (!places.adapter.empty()) models::load_lora(places.adapter, *model_, tensors);
+  if (choices.many_texts && !choices.strategy && choices.dtype == float32 &&
+      context.device().type == DeviceType::cpu) {
+    nn::lay_in_first(*model_);
+  }
+  model_->eval();
+  TESSERA_CHECK(tokens_.tokenizer->vocabulary_size() <= model_->vocabulary(),
+                ErrorCode::configuration,
+                "{}: the tokenizer has {} tokens and the model {}; they do not belong together",
+                path, tokens_.tokenizer->vocabulary_size(), model_->vocabulary());
+  tokens_.max_length = model_->max_seq_length();
+  tokens_.lower_case = model_->do_lower_case();
+}
+
+void LoadedEncoder::load(const fs::path& path, const Context& context,
+                         std::vector<checkpoint::LogicalTensor> tensors) const {
+  // A step of SHARDED_STATE_DICT has its tensors in its own files.
+  if (has_sharded_files(path)) {
+    checkpoint::State state;
+    state.model = std::move(tensors);
+    // The head of a loss is there as well, and perhaps a pooler: no parts of an encoder.
+    const auto source = checkpoint::formats::recognise(path).open(path);
+    for (const auto& stored : source->contents().tensors) {
+      if (stored.part != checkpoint::formats::Part::model || !is_number(stored)) continue;
+      const bool pooler = stored.name.starts_with("pooler.");
+      if (stored.name != head_weight && stored.name != head_bias && !pooler) continue;
+      state.model.push_back({stored.name, *stored.stored->dtype, stored.shape, {}});
+    }
+    checkpoint::load(context.communicator(), path, state, checkpoint::LoadParts::model_only);
+  } else {
+    models::load_sentence_encoder(path.string(), *model_, tensors);
+  }
+}
+
+nn::Linear LoadedEncoder::load_head() const {
+  const auto source = checkpoint::formats::recognise(path_).open(path_);
+  const auto& stored = source->contents().tensors;
+  const std::size_t weight = find_tensor(stored, head_weight);
+  const std::size_t bias = find_tensor(stored, head_bias);
+  TESSERA_CHECK(weight < stored.size() && bias < stored.size(), ErrorCode::checkpoint,
+                "{}: no classifier in it: accuracy needs the head of a run that trained with "
+                "loss: softmax",
+                path_.string());
+  const std::int64_t in = 3 * model_->dimension();
+  const auto& shape = stored[weight].shape;
+  TESSERA_CHECK(shape.size() == 2 && shape[1] == in && stored[bias].shape.size() == 1 &&
+                    stored[bias].shape[0] == shape[0] && is_number(stored[weight]) &&
+                    is_number(stored[bias]),
+                ErrorCode::checkpoint,
+                "{}: its classifier is not one of {} numbers, three embeddings side by side",
+                path_.string(), in);
+  nn::Linear head = tasks::make_softmax_head(model_->dimension(), shape[0]);
+  const auto fill = [&](std::size_t tensor, Tensor parameter) {
+    const DeviceGuard on_host(Device::cpu());
+    Tensor read = Tensor::empty(parameter.shape(), *stored[tensor].stored->dtype);
+    source->read(tensor, 0, read.elements(), read.data());
+    parameter.copy_from(read);
+  };
+  fill(weight, head->weight());
+  fill(bias, head->bias());
+  return head;
+}
+
+tasks::Encode LoadedEncoder::encode() const {
+  return
+      [model = model_.get()](const models::TokenBatch& tokens) { return model->forward(tokens); };
+}
+
+LoadedLanguageModel::LoadedLanguageModel(const std::string& folder, const Context& context,
+                                         const EncoderChoices& choices) {
+  const fs::path found = find_model_folder(folder, context.communicator());
+  const ModelPlaces places = places_of(found, choices.base, context.communicator());
+  const std::string& path = places.model;
+  require_kind(path, models::ModelKind::language_model);
+  const fs::path config = fs::path(path) / "config.json";
+  {
+    const DeviceGuard deferred(Device::meta());
+    model_ = models::make_language_model(
+        checkpoint::parse_json(checkpoint::read_file(config, config_limit), config.string()),
+        config.string());
+    if (!places.adapter.empty()) models::add_lora_of(places.adapter, *model_);
+  }
+  const bool of_bytes = !tokenizers::is_tokenizer_folder(places.tokenizer) &&
+                        model_->vocabulary() == ByteTokenizer().vocabulary_size();
+  tokenizer_ = tokenizers::load_tokenizer(of_bytes ? "bytes" : places.tokenizer);
+  sharded_.emplace(*model_, context, sharding_of(*model_, context, choices));
+  const checkpoint::State whole =
+      checkpoint::state_of(*sharded_, nullptr, checkpoint::Direction::load);
+  checkpoint::State state;
+  state.model = models::base_tensors(whole.model);
+  if (has_sharded_files(places.model)) {
+    checkpoint::load(context.communicator(), places.model, state,
+                     checkpoint::LoadParts::model_only);
+  } else {
+    const models::HuggingFaceNames names = model_->hugging_face_names();
+    checkpoint::load_hugging_face(places.model, state.model, names.ignored, names.aliases);
+  }
+  if (!places.adapter.empty()) models::load_lora(places.adapter, *model_, whole.model);
+  model_->eval();
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,80 @@
+// Folders of sentence encoders and language models, loaded: what `encode` and `evaluate` share.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/state/state.h"
+#include "cli/command.h"
+#include "models/language_model.h"
+#include "models/sentence_encoder/sentence_encoder.h"
+#include "sharding/fully_shard.h"
+#include "tasks/encoding.h"
+
+namespace tessera::cli {
+
+// Every element of a module that is not sharded.
+std::vector<checkpoint::LogicalTensor> whole_tensors(const nn::Module& module);
+
+// "float32", "bfloat16" or "float16", also as fp32, bf16 and fp16; Error(usage) for anything else.
+DType parse_compute_dtype(const std::string& name);
+// Arguments of the commands that compute with a folder's model.
+Argument encoding_device_argument(std::string& device);
+Argument encoding_dtype_argument(std::string& dtype);
+Argument base_argument(std::string& base);
+// By its name in sharding/policy/strategy.h, in any case; Error(usage) for anything else.
+Strategy parse_strategy(const std::string& name);
+
+struct EncoderChoices {
+  DType dtype = float32;  // to compute in
+  // How the ranks share the parameters, which makes forwards collective; unset: each rank has a
+  // model of its own.
+  std::optional<Strategy> strategy = {};
+  std::string base = {};  // of a folder that has an adapter: models::find_weights()
+  // Whether to spend time now on faster products later (nn::Linear::lay_in_first). Of a whole model
+  // in fp32 on a CPU; others compute as they are.
+  bool many_texts = false;
+};
+
+// An encoder with its weights and its tokenizer, on the context's device, ready to encode.
+class LoadedEncoder {
+ public:
+  LoadedEncoder(const std::string& folder, const Context& context, const EncoderChoices& choices);
+
+  [[nodiscard]] const models::SentenceEncoder& model() const { return *model_; }
+  [[nodiscard]] const tasks::TextTokens& tokens() const { return tokens_; }
+  [[nodiscard]] tasks::Encode encode() const;
+  // SoftmaxLoss's head, which a run that trained with it leaves in its steps as `classifier`: fp32,
+  // whole on every rank. Error(checkpoint) where there is none.
+  [[nodiscard]] nn::Linear load_head() const;
+
+ private:
+  void load(const std::filesystem::path& path, const Context& context,
+            std::vector<checkpoint::LogicalTensor> tensors) const;
+
+  std::filesystem::path path_;
+  std::unique_ptr<models::SentenceEncoder> model_;
+  std::optional<ShardedModel> sharded_;
+  tasks::TextTokens tokens_;
+};
+
+// A language model with its weights and its tokenizer (bytes where the folder has none and the
+// model a vocabulary of 256), sharded over the ranks.
+class LoadedLanguageModel {
+ public:
+  LoadedLanguageModel(const std::string& folder, const Context& context,
+                      const EncoderChoices& choices);
+
+  [[nodiscard]] models::LanguageModel& model() const { return *model_; }
+  [[nodiscard]] const Tokenizer& tokenizer() const { return *tokenizer_; }
+
+ private:
+  std::unique_ptr<models::LanguageModel> model_;
+  std::optional<ShardedModel> sharded_;
+  std::shared_ptr<const Tokenizer> tokenizer_;
+};
+
+}  // namespace tessera::cli

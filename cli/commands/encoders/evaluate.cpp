@@ -1,0 +1,288 @@
+// `tessera evaluate`: how good a model is on a data set, on one rank or many.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/counted.h"
+#include "base/error.h"
+#include "base/text/nearest.h"
+#include "cli/commands/encoders/encoder_folder.h"
+#include "cli/subcommands.h"
+#include "engine/data/corpus.h"
+#include "engine/storage/output_file.h"
+#include "logs/progress.h"
+#include "planner/sweep.h"
+#include "tasks/evaluators.h"
+#include "tasks/sentence_losses.h"
+#include "tasks/sentence_table.h"
+#include "training/device.h"
+
+namespace tessera::cli {
+namespace {
+
+// Two texts and a label a row; three texts of triplets.
+constexpr std::size_t pair_columns = 3;
+
+const std::vector<std::string>& task_names() {
+  static const std::vector<std::string> names = {"similarity", "accuracy", "triplet", "perplexity"};
+  return names;
+}
+
+// How far a long evaluation is, on stderr: drawn again and again on a terminal, else a line now and
+// then. Of the first rank, whose batches are as many as the others'.
+class EvaluationProgress {
+ public:
+  EvaluationProgress(const Context& context, std::int64_t tokens)
+      : shown_(context.is_main()), ranks_(context.world_size()), tokens_(tokens) {}
+  ~EvaluationProgress() {
+    if (drawn_) fmt::print(stderr, "\r\x1b[K");
+  }
+  EvaluationProgress(const EvaluationProgress&) = delete;
+  EvaluationProgress& operator=(const EvaluationProgress&) = delete;
+
+  void add(std::int64_t tokens) {
+    done_ = std::min(done_ + tokens * ranks_, tokens_);
+    const auto now = std::chrono::steady_clock::now();
+    if (!shown_ || now - last_ < (animated_ ? redraw_interval : line_interval)) return;
+    last_ = now;
+    drawn_ = animated_;
+    const std::string text = fmt::format("{} of {}", done_, counted(tokens_, "token"));
+    fmt::print(stderr, "{}{}{}", animated_ ? "\r" : "tessera: ", text, animated_ ? "\x1b[K" : "\n");
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds redraw_interval{200}, line_interval{10'000};
+
+  bool shown_;
+  std::int64_t ranks_, tokens_;
+  std::int64_t done_ = 0;
+  bool animated_ = animated_by_default();
+  bool drawn_ = false;
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+struct EvaluateCommand {
+  std::string folder;
+  std::string base;
+  std::vector<std::string> data;
+  std::vector<std::string> columns;
+  std::string task = "similarity";
+  std::vector<std::string> labels;
+  double label_scale = 1;
+  std::string json;
+  std::int64_t batch_size = 32;
+  std::int64_t seq_len = 0;
+  std::string strategy = "NO_SHARD";
+  std::string device = "auto";
+  std::string dtype = "float32";
+
+  struct Result {
+    tasks::Scores scores;
+    std::int64_t samples = 0;
+  };
+  [[nodiscard]] int run() const;
+  [[nodiscard]] Result evaluate(const Context& context) const;
+  [[nodiscard]] Result similarity(const Context& context) const;
+  [[nodiscard]] Result accuracy(const Context& context) const;
+  [[nodiscard]] Result triplets(const Context& context) const;
+  [[nodiscard]] Result perplexity(const Context& context) const;
+  [[nodiscard]] tasks::SentenceTable open_table(tasks::SentenceEvaluator evaluator,
+                                                std::int64_t classes = 0) const;
+  [[nodiscard]] EncoderChoices choices() const {
+    return {
+        .dtype = parse_compute_dtype(dtype), .strategy = parse_strategy(strategy), .base = base};
+  }
+};
+
+tasks::SentenceTable EvaluateCommand::open_table(tasks::SentenceEvaluator evaluator,
+                                                 std::int64_t classes) const {
+  const char* const wanted = task == "triplet"
+                                 ? "those of the anchor, of what is like it and of what is not"
+                                 : "those of the first text, of the second and of the label";
+  TESSERA_CHECK(!columns.empty(), ErrorCode::usage,
+                "--task {} needs --columns, {}, by number from 1 or by name, as in --columns 6,7,5",
+                task, wanted);
+  TESSERA_CHECK(columns.size() == pair_columns, ErrorCode::usage,
+                "--columns {}: {}; give three, {}, by number from 1 or by name, as in 6,7,5",
+                fmt::join(columns, ","), counted(columns.size(), "column"), wanted);
+  TESSERA_CHECK(label_scale > 0, ErrorCode::usage, "--label-scale {}: must be above 0",
+                label_scale);
+  return tasks::SentenceTable({.files = data,
+                               .table = {.columns = columns},
+                               .evaluator = evaluator,
+                               .label_scale = label_scale,
+                               .labels = labels,
+                               .classes = classes});
+}
+
+EvaluateCommand::Result EvaluateCommand::similarity(const Context& context) const {
+  const tasks::SentencePairs pairs =
+      tasks::read_pairs(open_table(tasks::SentenceEvaluator::similarity));
+  const auto [low, high] = std::minmax_element(pairs.labels.begin(), pairs.labels.end());
+  TESSERA_CHECK(pairs.size() > 0 && *low < *high, ErrorCode::data,
+                "{}: all labels are alike in {}; there is nothing to correlate",
+                fmt::join(data, ", "), counted(pairs.size(), "row"));
+  const LoadedEncoder encoder(folder, context, choices());
+  const auto scores = tasks::evaluate_similarity(
+      pairs, encoder.encode(), {.tokens = encoder.tokens(), .batch_size = batch_size}, context);
+  return {scores, static_cast<std::int64_t>(pairs.size())};
+}
+
+EvaluateCommand::Result EvaluateCommand::accuracy(const Context& context) const {
+  const LoadedEncoder encoder(folder, context, choices());
+  const nn::Linear head = encoder.load_head();
+  const std::int64_t classes = head->bias().size(0);
+  TESSERA_CHECK(labels.empty() || static_cast<std::int64_t>(labels.size()) == classes,
+                ErrorCode::usage, "--labels {}: {} names, and the model has {} classes",
+                fmt::join(labels, ","), labels.size(), classes);
+  const tasks::SentencePairs pairs =
+      tasks::read_pairs(open_table(tasks::SentenceEvaluator::accuracy, classes));
+  const auto scores = tasks::evaluate_classification(
+      pairs, encoder.encode(),
+      [&](const Tensor& u, const Tensor& v) { return tasks::softmax_logits(u, v, head); },
+      {.tokens = encoder.tokens(), .batch_size = batch_size}, context);
+  return {scores, static_cast<std::int64_t>(pairs.size())};
+}
+
+EvaluateCommand::Result EvaluateCommand::triplets(const Context& context) const {
+  const tasks::SentenceTriplets triplets =
+      tasks::read_triplets(open_table(tasks::SentenceEvaluator::triplet));
+  const LoadedEncoder encoder(folder, context, choices());
+  const auto scores = tasks::evaluate_triplets(
+      triplets, encoder.encode(), {.tokens = encoder.tokens(), .batch_size = batch_size}, context);
+  return {scores, static_cast<std::int64_t>(triplets.size())};
+}
+
+EvaluateCommand::Result EvaluateCommand::perplexity(const Context& context) const {
+  TESSERA_CHECK(data.size() == 1 && columns.empty(), ErrorCode::usage,
+                "--task perplexity takes one file of text or tokens as --data, and no --columns");
+  const LoadedLanguageModel model(folder, context, choices());
+  const Corpus corpus(data.front(), model.tokenizer());
+  corpus.require_vocabulary(model.model().vocabulary(), true);
+  const std::int64_t length = seq_len > 0 ? seq_len : model.model().positions();
+  TESSERA_CHECK(length <= model.model().positions(), ErrorCode::usage,
+                "--seq-len {}: the model has {} positions", length, model.model().positions());
+  const auto read = [&](std::int64_t first, std::span<std::int32_t> out) {
+    corpus.read(first, out);
+  };
+  EvaluationProgress progress(context, corpus.tokens() - 1);
+  const auto scores = tasks::evaluate_perplexity(
+      {corpus.tokens(), read}, length, batch_size,
+      [&](const Tensor& inputs, const Tensor& targets) {
+        Tensor loss = model.model().loss(inputs, targets);
+        progress.add(inputs.elements());
+        return loss;
+      },
+      context);
+  return {scores, (corpus.tokens() - 2) / length + 1};
+}
+
+EvaluateCommand::Result EvaluateCommand::evaluate(const Context& context) const {
+  if (task == "similarity") return similarity(context);
+  if (task == "accuracy") return accuracy(context);
+  if (task == "triplet") return triplets(context);
+  return perplexity(context);
+}
+
+int EvaluateCommand::run() const {
+  TESSERA_CHECK(std::find(task_names().begin(), task_names().end(), task) != task_names().end(),
+                ErrorCode::usage, "--task {}: there are {}{}", task, fmt::join(task_names(), ", "),
+                did_you_mean(task, task_names()));
+  TESSERA_CHECK(labels.empty() || task == "accuracy", ErrorCode::usage,
+                "--labels: --task {} has no classes; leave it out", task);
+  TESSERA_CHECK(!data.empty(), ErrorCode::usage, "give what to evaluate on as --data FILE");
+  (void)choices();
+  const comm::World world = comm::world_from_environment();
+  const Context context = init(choose_device(device, world));
+  const std::string what = "--json " + json;
+  if (!json.empty() && context.is_main()) check_output(what, json);  // before the work
+  const Result result = evaluate(context);
+  if (!context.is_main()) return 0;
+  nlohmann::ordered_json report{{"task", task}, {"samples", result.samples}};
+  fmt::print("{}, {}\n", task, counted(result.samples, "sample"));
+  for (const auto& [name, value] : result.scores) {
+    if (name == "tokens") {  // a number of things
+      report[name] = static_cast<std::int64_t>(value);
+      fmt::print("  {:<20} {:.0f}\n", name, value);
+      continue;
+    }
+    report[name] = value;  // what is not defined is null
+    fmt::print("  {:<20} {:.6f}\n", name, value);
+  }
+  if (!json.empty()) write_output(what, json, report.dump(2) + "\n");
+  return 0;
+}
+
+}  // namespace
+
+Command describe_evaluate() {
+  const auto command = std::make_shared<EvaluateCommand>();
+  return {
+      .arguments =
+          {{.name = "folder",
+            .target = &command->folder,
+            .help = "A sentence encoder's folder; for perplexity a language model's; a run's "
+                    "steps; or an adapter's",
+            .type = "FOLDER",
+            .required = true},
+           base_argument(command->base),
+           {.name = "--data",
+            .target = &command->data,
+            .help = "CSV, TSV or JSON lines; for perplexity a text. May be repeated, and may be a "
+                    "pattern",
+            .type = "FILE"},
+           {.name = "--columns",
+            .target = &command->columns,
+            .help = "The columns of two texts and their label (triplet: of three texts), by number "
+                    "from 1 or by name, as in 6,7,5",
+            .type = "COLUMNS",
+            .separator = ','},
+           {.name = "--task",
+            .target = &command->task,
+            .help = "What to find out",
+            .type = "similarity|accuracy|triplet|perplexity",
+            .shows_default = true},
+           {.name = "--labels",
+            .target = &command->labels,
+            .help = "Of accuracy: the names of the classes in the order of training's `labels`; "
+                    "without, labels are their numbers from 0",
+            .type = "NAMES",
+            .separator = ','},
+           {.name = "--label-scale",
+            .target = &command->label_scale,
+            .help = "What labels are divided by",
+            .shows_default = true},
+           {.name = "--json",
+            .target = &command->json,
+            .help = "Write the results there as well",
+            .type = "FILE"},
+           {.name = "--batch-size",
+            .target = &command->batch_size,
+            .help = "Sentences, or sequences, of one forward",
+            .shows_default = true,
+            .least = 1},
+           {.name = "--seq-len",
+            .target = &command->seq_len,
+            .help = "Tokens of a sequence for perplexity; 0: as many as the model takes",
+            .shows_default = true,
+            .least = 0},
+           {.name = "--sharding-strategy",
+            .target = &command->strategy,
+            .help = "How ranks share the parameters; no result depends on it",
+            .type = strategy_names("|"),
+            .shows_default = true},
+           encoding_device_argument(command->device),
+           encoding_dtype_argument(command->dtype)},
+      .run = [command](const std::vector<std::string>&) { return command->run(); },
+      .footer = "Ranks under `tessera launch` share the samples; the numbers are the same on any."};
+}
+
+}  // namespace tessera::cli

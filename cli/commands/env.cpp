@@ -1,0 +1,22 @@
+// `tessera env`.
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <memory>
+
+#include "cli/subcommands.h"
+#include "planner/environment.h"
+
+namespace tessera::cli {
+
+Command describe_environment() {
+  const auto json = std::make_shared<bool>(false);
+  return {.arguments = {{"--json", json.get(), "One JSON object instead of text"}},
+          .run = [json](const std::vector<std::string>&) {
+            const nlohmann::ordered_json environment = environment_report();
+            fmt::print("{}", *json ? environment.dump(2) + "\n" : environment_text(environment));
+            return 0;
+          }};
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,394 @@
+// `tessera generate`: text, or logits, from a checkpoint or a Hugging Face folder.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "base/counted.h"
+#include "base/error.h"
+#include "base/text/printable.h"
+#include "checkpoint/safetensors/safetensors.h"
+#include "cli/subcommands.h"
+#include "engine/autograd.h"
+#include "engine/data/corpus.h"
+#include "engine/data/tokenizer.h"
+#include "engine/device/backend.h"
+#include "models/config/config_file.h"
+#include "models/generate.h"
+#include "models/load/load.h"
+#include "tokenizers/load.h"
+
+namespace tessera::cli {
+namespace {
+
+using Ids = std::vector<std::int64_t>;
+
+struct GenerateCommand {
+  std::string folder;
+  std::string base;
+  std::vector<std::string> prompt;  // none, or one that may be empty
+  Ids prompt_ids;
+  std::string prompts_file;
+  models::GenerateOptions options;
+  bool ignore_eos = false;
+  bool chat = false;
+  bool stats = false;
+  std::string logits_file;
+  std::string dtype = "fp32";
+  std::string device = "auto";
+
+  [[nodiscard]] int run();
+  void check_request() const;
+  [[nodiscard]] std::vector<std::string> read_prompts() const;
+  void write_logits(models::LanguageModel& model, const Ids& ids) const;
+  void continue_one(models::LanguageModel& model, const Tokenizer* tokenizer, const Ids& ids) const;
+  void continue_all(models::LanguageModel& model, const Tokenizer& tokenizer) const;
+};
+
+// The folder's; bytes for a folder without one whose ids can be bytes.
+std::shared_ptr<const Tokenizer> tokenizer_of(const std::string& folder,
+                                              const models::LanguageModel& model) {
+  if (tokenizers::is_tokenizer_folder(folder)) {
+    auto tokenizer = tokenizers::load_tokenizer(folder);
+    check_vocabulary(folder, std::string(tokenizer->name()), tokenizer->vocabulary_size(),
+                     model.vocabulary(), true);
+    return tokenizer;
+  }
+  auto bytes = make_tokenizer("bytes");
+  TESSERA_CHECK(model.vocabulary() == bytes->vocabulary_size(), ErrorCode::usage,
+                "{}: there is no tokenizer (tokenizer.json, vocab.txt, tokenizer.model) for this "
+                "model's vocabulary of {}; put it there, or give --prompt-ids",
+                folder, model.vocabulary());
+  return bytes;
+}
+
+Ids encoded(const Tokenizer& tokenizer, const std::string& text) {
+  const std::vector<std::int32_t> ids = tokenizer.encode(text);
+  return {ids.begin(), ids.end()};
+}
+
+DType dtype_named(const std::string& name) {
+  if (name == "fp32") return float32;
+  TESSERA_CHECK(name == "bf16", ErrorCode::usage, "--dtype must be fp32 or bf16, got {}", name);
+  return bfloat16;
+}
+
+// eos_token_id of generation_config.json, or of config.json: a number, several, or none.
+Ids end_of_text(const std::string& folder) {
+  const auto generation = models::read_optional_config(folder, "generation_config.json");
+  for (const nlohmann::json& config :
+       {generation.value_or(nlohmann::json::object()), models::read_config(folder)}) {
+    const auto eos = config.find("eos_token_id");
+    if (eos == config.end() || eos->is_null()) continue;
+    Ids ids;
+    for (const nlohmann::json& id : eos->is_array() ? *eos : nlohmann::json::array({*eos})) {
+      TESSERA_CHECK(id.is_number_integer(), ErrorCode::configuration,
+                    "{}: eos_token_id is {}; a token id or a list of them is wanted", folder,
+                    eos->dump());
+      ids.push_back(id.get<std::int64_t>());
+    }
+    return ids;
+  }
+  return {};
+}
+
+// Prints a text that grows token by token: a character that is not whole yet waits.
+class GrowingText {
+ public:
+  // What the prompt's ids say is there already: how a token reads may depend on the one before.
+  GrowingText(const Tokenizer& tokenizer, const Ids& prompt)
+      : tokenizer_(tokenizer), ids_(prompt.begin(), prompt.end()) {
+    printed_ = tokenizer_.decode(ids_).size();
+  }
+  void add(std::int64_t id) {
+    ids_.push_back(static_cast<std::int32_t>(id));
+    const std::string text = tokenizer_.decode(ids_);
+    constexpr std::string_view incomplete = "\xef\xbf\xbd";  // U+FFFD
+    if (text.ends_with(incomplete) && text.size() <= printed_ + 4 * incomplete.size()) return;
+    print(text);
+  }
+  void finish() { print(tokenizer_.decode(ids_)); }
+
+ private:
+  void print(const std::string& text) {
+    if (text.size() <= printed_) return;
+    std::fwrite(text.data() + printed_, 1, text.size() - printed_, stdout);
+    std::fflush(stdout);
+    printed_ = text.size();
+  }
+
+  const Tokenizer& tokenizer_;
+  std::vector<std::int32_t> ids_;
+  std::size_t printed_ = 0;
+};
+
+// What --stats prints.
+class Stopwatch {
+ public:
+  void token() {
+    last_ = Clock::now();
+    if (++tokens_ == 1) first_ = last_;
+  }
+  void report(std::size_t prompt_tokens) const {
+    const auto seconds = [](Clock::time_point from, Clock::time_point to) {
+      return std::chrono::duration<double>(to - from).count();
+    };
+    const double all = seconds(begin_, tokens_ == 0 ? begin_ : last_);
+    fmt::print(stderr,
+               "tessera: {} of prompt, the first new one after {:.3f} s; {} new ones in "
+               "{:.3f} s, {:.1f} tokens/s\n",
+               counted(prompt_tokens, "token"), tokens_ == 0 ? 0.0 : seconds(begin_, first_),
+               tokens_, all, all > 0 ? static_cast<double>(tokens_) / all : 0.0);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point begin_ = Clock::now();
+  Clock::time_point first_, last_;
+  std::size_t tokens_ = 0;
+};
+
+void GenerateCommand::check_request() const {
+  TESSERA_CHECK(!chat, ErrorCode::usage,
+                "--chat: chat templates are not built; write the template's own words around the "
+                "message in --prompt");
+  TESSERA_CHECK(prompt.size() <= 1, ErrorCode::usage,
+                "--prompt is given {} times; --prompts FILE takes several, one on each line",
+                prompt.size());
+  TESSERA_CHECK(prompt.empty() || !prompt.front().empty(), ErrorCode::usage,
+                "--prompt is empty, and a text is continued from at least one token; give a text, "
+                "or --prompt-ids with the id of the model's first token");
+  const int given = static_cast<int>(!prompt.empty()) + static_cast<int>(!prompt_ids.empty()) +
+                    static_cast<int>(!prompts_file.empty());
+  TESSERA_CHECK(given == 1, ErrorCode::usage,
+                "give the beginning of the text either as --prompt TEXT or as --prompt-ids 1,2,3, "
+                "or several as --prompts FILE");
+  TESSERA_CHECK(options.sampling.top_p > 0, ErrorCode::usage, "--top-p must be above 0");
+  TESSERA_CHECK(logits_file.empty() || prompts_file.empty(), ErrorCode::usage,
+                "--logits is of one prompt; give --prompt or --prompt-ids");
+}
+
+std::vector<std::string> GenerateCommand::read_prompts() const {
+  std::ifstream file;
+  if (prompts_file != "-") {
+    file.open(prompts_file);
+    TESSERA_CHECK(file.is_open(), ErrorCode::data, "{}: cannot be read: {}", prompts_file,
+                  describe_errno("open", errno));
+  }
+  std::istream& stream = prompts_file == "-" ? std::cin : file;
+  std::vector<std::string> prompts;
+  for (std::string line; std::getline(stream, line);) {
+    TESSERA_CHECK(!line.empty(), ErrorCode::data, "{}: line {} is empty; each line is a prompt",
+                  prompts_file, prompts.size() + 1);
+    prompts.push_back(std::move(line));
+  }
+  TESSERA_CHECK(!stream.bad() && !prompts.empty(), ErrorCode::data, "{}: no prompts there",
+                prompts_file);
+  return prompts;
+}
+
+void GenerateCommand::write_logits(models::LanguageModel& model, const Ids& ids) const {
+  const NoGradGuard no_grad;
+  const auto length = static_cast<std::int64_t>(ids.size());
+  TESSERA_CHECK(length > 0 && length <= model.positions(), ErrorCode::usage,
+                "--logits: a prompt of {} tokens; the model takes 1 to {}", length,
+                model.positions());
+  const Tensor logits =
+      cast(model.forward(
+               Tensor::from(std::span<const std::int64_t>(ids), {1, length}).to(default_device())),
+           float32)
+          .to(Device::cpu());
+  checkpoint::write_safetensors(
+      logits_file, {{{"logits", float32, {length, model.vocabulary()}}, logits.data()}});
+}
+
+// The prompt comes with the first token: one that the model refuses is not printed.
+void GenerateCommand::continue_one(models::LanguageModel& model, const Tokenizer* tokenizer,
+                                   const Ids& ids) const {
+  bool begun = false;
+  const auto begin = [&] {
+    if (std::exchange(begun, true)) return;
+    fmt::print("{}",
+               tokenizer != nullptr ? prompt.front() : fmt::format("{}", fmt::join(ids, ",")));
+  };
+  std::optional<GrowingText> text;
+  if (tokenizer != nullptr) text.emplace(*tokenizer, ids);
+  Stopwatch watch;
+  models::generate(model, ids, options, [&](std::int64_t id) {
+    watch.token();
+    begin();
+    if (text) {
+      text->add(id);
+    } else {
+      fmt::print(",{}", id);
+      std::fflush(stdout);
+    }
+  });
+  begin();
+  if (text) text->finish();
+  fmt::print("\n");
+  if (stats) watch.report(ids.size());
+}
+
+// One JSON object a prompt, in their order.
+void GenerateCommand::continue_all(models::LanguageModel& model, const Tokenizer& tokenizer) const {
+  const std::vector<std::string> texts = read_prompts();
+  std::vector<Ids> prompts;
+  std::size_t prompt_tokens = 0;
+  for (const std::string& text : texts) {
+    prompts.push_back(encoded(tokenizer, text));
+    prompt_tokens += prompts.back().size();
+  }
+  const std::vector<Ids> begun = prompts;
+  Stopwatch watch;
+  const std::vector<Ids> continued = models::generate_all(
+      model, std::move(prompts), options, [&](std::size_t, std::int64_t) { watch.token(); });
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    const std::vector<std::int32_t> all(continued[i].begin(), continued[i].end());
+    const std::span<const std::int32_t> before = std::span(all).first(begun[i].size());
+    const std::vector<std::int32_t> ids(all.begin() + std::ssize(begun[i]), all.end());
+    const std::string text = tokenizer.decode(all);
+    const std::size_t known = std::min(tokenizer.decode(before).size(), text.size());
+    const nlohmann::json line = {
+        {"prompt", texts[i]}, {"text", text.substr(known)}, {"tokens", ids}};
+    fmt::print("{}\n", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  }
+  if (stats) watch.report(prompt_tokens);
+}
+
+int GenerateCommand::run() {
+  check_request();
+  const DType weights = dtype_named(dtype);
+  const Device where = parse_device(device);
+  const DeviceGuard on_device(where);
+  const models::LoadedLanguageModel loaded =
+      models::load_language_model(folder, weights, where, base);
+  for (const std::string& reason : loaded.skipped) {
+    fmt::print(stderr, "tessera: passed over {}\n", printable(reason));
+  }
+  models::LanguageModel& model = *loaded.model;
+  if (!ignore_eos) {
+    for (const std::int64_t id : end_of_text(loaded.folder)) options.stop_tokens.push_back(id);
+  }
+  std::shared_ptr<const Tokenizer> tokenizer;
+  // A step with an adapter has the tokenizer that it was trained with.
+  const bool own = !loaded.adapter.empty() && tokenizers::is_tokenizer_folder(loaded.adapter);
+  if (prompt_ids.empty()) tokenizer = tokenizer_of(own ? loaded.adapter : loaded.folder, model);
+  if (!prompts_file.empty()) {
+    continue_all(model, *tokenizer);
+    return 0;
+  }
+  const Ids ids = tokenizer ? encoded(*tokenizer, prompt.front()) : prompt_ids;
+  if (!logits_file.empty()) write_logits(model, ids);
+  continue_one(model, tokenizer.get(), ids);
+  return 0;
+}
+
+std::vector<Argument> prompt_arguments(GenerateCommand& command) {
+  return {
+      {.name = "folder",
+       .target = &command.folder,
+       .help = "A checkpoint, a folder of checkpoints, a Hugging Face folder, or an adapter's",
+       .type = "FOLDER",
+       .required = true},
+      {.name = "--base",
+       .target = &command.base,
+       .help = "The base model of an adapter, where it is not where adapter_config.json says",
+       .type = "FOLDER"},
+      {.name = "--prompt",
+       .target = &command.prompt,
+       .help = "How the text begins",
+       .type = "TEXT"},
+      {.name = "--prompt-ids",
+       .target = &command.prompt_ids,
+       .help = "The same as token ids, as in 1,2,3",
+       .type = "IDS",
+       .separator = ','},
+      {.name = "--prompts",
+       .target = &command.prompts_file,
+       .help = "Several: a file with one on each line, or - for standard input; each text is "
+               "printed as a line of JSON",
+       .type = "FILE"},
+      {.name = "--chat", .target = &command.chat, .help = "Refused: chat templates are not built"}};
+}
+
+std::vector<Argument> sampling_arguments(GenerateCommand& command) {
+  models::GenerateOptions& options = command.options;
+  return {
+      {.name = "--max-new-tokens",
+       .target = &options.max_new_tokens,
+       .help = "How many tokens to add",
+       .shows_default = true,
+       .least = 0},
+      {.name = "--temperature",
+       .target = &options.sampling.temperature,
+       .help = "0 takes the most probable token each time",
+       .shows_default = true,
+       .least = 0},
+      {.name = "--top-k",
+       .target = &options.sampling.top_k,
+       .help = "Draw among the k most probable tokens only; 0: all",
+       .shows_default = true,
+       .least = 0},
+      {.name = "--top-p",
+       .target = &options.sampling.top_p,
+       .help = "Draw among the most probable tokens that together have this probability; 1: all",
+       .shows_default = true,
+       .least = 0,
+       .most = 1},
+      {.name = "--seed",
+       .target = &options.sampling.seed,
+       .help = "Of the draws",
+       .shows_default = true},
+      {.name = "--stop",
+       .target = &options.stop_tokens,
+       .help = "Token ids that end the text, beside the model's eos_token_id",
+       .type = "IDS",
+       .separator = ','},
+      {.name = "--ignore-eos",
+       .target = &command.ignore_eos,
+       .help = "Go on behind the model's eos_token_id"}};
+}
+
+std::vector<Argument> computing_arguments(GenerateCommand& command) {
+  return {{.name = "--dtype",
+           .target = &command.dtype,
+           .help = "Of weights and computation",
+           .type = "fp32|bf16",
+           .shows_default = true},
+          {.name = "--device",
+           .target = &command.device,
+           .help = "Where to compute; auto takes a GPU where there is one",
+           .type = "auto|cpu|cuda",
+           .shows_default = true},
+          {.name = "--logits",
+           .target = &command.logits_file,
+           .help = "Write the prompt's logits [tokens, vocabulary] as fp32 safetensors",
+           .type = "FILE"},
+          {.name = "--stats",
+           .target = &command.stats,
+           .help = "Print tokens and their rate to standard error"}};
+}
+
+}  // namespace
+
+Command describe_generate() {
+  const auto command = std::make_shared<GenerateCommand>();
+  std::vector<Argument> arguments = prompt_arguments(*command);
+  for (const auto part : {sampling_arguments, computing_arguments}) {
+    for (Argument& argument : part(*command)) arguments.push_back(std::move(argument));
+  }
+  return {.arguments = std::move(arguments),
+          .run = [command](const std::vector<std::string>&) { return command->run(); }};
+}
+
+}  // namespace tessera::cli

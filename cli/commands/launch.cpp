@@ -1,0 +1,281 @@
+// `tessera launch`, with torchrun's and Accelerate's names for the same things.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <sstream>
+
+#include "base/error.h"
+#include "cli/commands/launch_nodes.h"
+#include "cli/subcommands.h"
+#include "engine/device/backend.h"
+#include "launch/launch.h"
+#include "training/rank_threads.h"
+#include "training/recipe/accelerate/config.h"
+
+namespace tessera::cli {
+namespace {
+
+bool counts_this_host(const std::string& text) {
+  return text == "cpu" || text == "gpu" || text == "auto";
+}
+
+int ranks_from(const char* option, const std::string& text) {
+  if (text == "cpu") return usable_cores();
+  if (text == "gpu" || text == "auto") {
+    const Backend& gpus = backend_of(DeviceType::cuda);
+    const int count = gpus.device_count();
+    TESSERA_CHECK(count > 0 || text == "auto", ErrorCode::usage,
+                  "{} gpu: there is no GPU to start ranks for ({}); use a number, or "
+                  "cpu for a rank for each core",
+                  option, gpus.unavailable_reason());
+    return count > 0 ? count : usable_cores();
+  }
+  constexpr int most = 4096;
+  int ranks = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), ranks);
+  TESSERA_CHECK(
+      error == std::errc{} && stop == text.data() + text.size() && ranks > 0 && ranks <= most,
+      ErrorCode::usage, "{} must be a number of ranks from 1 to {}, or auto, gpu or cpu, got {}",
+      option, most, text);
+  return ranks;
+}
+
+// As execvp() looks for it.
+bool is_on_path(const std::string& name) {
+  const char* const path = std::getenv("PATH");
+  std::istringstream folders(path != nullptr ? path : "/bin:/usr/bin");
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    const std::string file = (folder.empty() ? "." : folder) + "/" + name;
+    std::error_code error;
+    if (std::filesystem::is_regular_file(file, error) && ::access(file.c_str(), X_OK) == 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool is_training(const std::vector<std::string>& program) {
+  std::error_code error;
+  const bool ours = std::filesystem::path(program.front()).filename() == "tessera" ||
+                    std::filesystem::equivalent(program.front(), "/proc/self/exe", error);
+  return ours && program.size() > 1 && program[1] == "train";
+}
+
+struct LaunchCommand {
+  std::string ranks, all_ranks, threads, module, tee, redirects, start_method, config_file, role;
+  std::string address;
+  double monitor_interval = 0;
+  int master_port = -1;  // not given
+  bool standalone = false;
+  bool no_python = false;
+  bool has_address = false;  // from the configuration file
+  LaunchNodes nodes;
+  LaunchOptions launch;
+
+  [[nodiscard]] int run(const std::vector<std::string>& program) {
+    check(program);
+    launch.command = found(program);
+    if (!tee.empty()) launch.output.streams = parse_tee(tee).streams;
+    if (!tee.empty()) launch.output.every_rank = parse_tee(tee).every_rank;
+    TESSERA_CHECK(redirects.empty() || !launch.output.folder.empty(), ErrorCode::usage,
+                  "--redirects {} needs --log-dir, the folder of the files", redirects);
+    take_configuration();
+    if (!address.empty()) launch.master_address = address;
+    if (master_port >= 0) launch.master_port = master_port;
+    nodes.take_endpoint(launch, address.empty(), master_port < 0);
+    nodes.settle(launch, has_address || !address.empty() || nodes.has_endpoint());
+    if (!all_ranks.empty()) {
+      // A word counts what this host has.
+      TESSERA_CHECK(launch.nodes == 1 || !counts_this_host(all_ranks), ErrorCode::usage,
+                    "--num-processes {}: counts the ranks of all {} hosts, which this one cannot "
+                    "see; write --nproc-per-node {}",
+                    all_ranks, launch.nodes, all_ranks);
+      launch.ranks = nodes.share_of(ranks_from("--num-processes", all_ranks), "--num-processes");
+    }
+    if (!ranks.empty()) launch.ranks = ranks_from("--nproc-per-node", ranks);
+    if (!role.empty()) launch.variables["ROLE_NAME"] = role;
+    if (!threads.empty()) become_threads();
+    return cli::launch(launch);
+  }
+
+ private:
+  // A program that is not on PATH is this one where it has its name.
+  static std::vector<std::string> found(std::vector<std::string> program) {
+    std::string& name = program.front();
+    if (name.find('/') != std::string::npos || is_on_path(name)) return program;
+    for (const Subcommand& subcommand : subcommands()) {
+      TESSERA_CHECK(subcommand.name != name, ErrorCode::usage,
+                    "cannot run {0}: there is no program of this name; did you mean tessera {0}?",
+                    name);
+    }
+    if (name == "tessera") name = std::filesystem::read_symlink("/proc/self/exe").string();
+    return program;
+  }
+
+  void check(const std::vector<std::string>& program) const {
+    TESSERA_CHECK(module.empty(), ErrorCode::usage,
+                  "-m {}: a program is started, not a Python module; write python3 -m {}", module,
+                  module);
+    TESSERA_CHECK(!program.empty(), ErrorCode::usage,
+                  "name the program after the options, as in: tessera launch --nproc-per-node 2 -- "
+                  "tessera train recipe.yaml");
+    const std::string& name = program.front();
+    TESSERA_CHECK(!name.ends_with(".py") || ::access(name.c_str(), X_OK) == 0, ErrorCode::usage,
+                  "{} is no program but a file for Python; write python3 {}", name, name);
+    TESSERA_CHECK(threads.empty() || is_training(program), ErrorCode::usage,
+                  "--threads {}: starts the ranks of tessera train; other programs start theirs "
+                  "with ts::launch (docs/cpp-api.md)",
+                  threads);
+    TESSERA_CHECK(threads.empty() || (ranks.empty() && all_ranks.empty()), ErrorCode::usage,
+                  "--threads {} and --nproc-per-node {}: ranks are threads or processes; keep one",
+                  threads, ranks.empty() ? all_ranks : ranks);
+    TESSERA_CHECK(ranks.empty() || all_ranks.empty(), ErrorCode::usage,
+                  "--nproc-per-node {} and --num-processes {}: the first counts the ranks of a "
+                  "host, the second those of all; keep one",
+                  ranks, all_ranks);
+  }
+
+  // The command line goes before the file.
+  void take_configuration() {
+    if (config_file.empty()) return;
+    const AccelerateConfig config = read_accelerate_config(config_file);
+    nodes.take_configuration(config);
+    const bool said = !ranks.empty() || !all_ranks.empty() || !threads.empty();
+    TESSERA_CHECK(config.processes || said, ErrorCode::usage,
+                  "{} does not say num_processes; give --nproc-per-node", config_file);
+    if (config.processes && !said) {
+      launch.ranks = nodes.share_of(*config.processes, config_file + ": num_processes:");
+    }
+    if (config.gpu_ids) launch.variables["CUDA_VISIBLE_DEVICES"] = *config.gpu_ids;
+    if (config.master_address) launch.master_address = *config.master_address;
+    has_address = config.master_address.has_value();
+    if (config.master_port && master_port < 0) launch.master_port = *config.master_port;
+    launch.variables[config_file_variable] = std::filesystem::absolute(config_file).string();
+  }
+
+  void become_threads() {
+    launch.threads = ranks_from("--threads", threads);
+    nodes.check_threads(threads);
+    launch.ranks = 1;
+    launch.variables[rank_threads_variable] = std::to_string(launch.threads);
+  }
+};
+
+std::vector<Argument> rank_arguments(LaunchCommand& command) {
+  LaunchOptions& options = command.launch;
+  return {
+      {.name = "--nproc-per-node",
+       .target = &command.ranks,
+       .help = "Ranks to start on this host, by default 1; gpu: one for each GPU; cpu: for each "
+               "core; auto: for each GPU, or core where there is none",
+       .type = "N|auto|gpu|cpu"},
+      {.name = "--num-processes",
+       .target = &command.all_ranks,
+       .help = "Instead, as Accelerate counts: the ranks of all hosts",
+       .type = "N|auto|gpu|cpu"},
+      {.name = "--threads",
+       .target = &command.threads,
+       .help = "Instead: the ranks of tessera train as threads of one process",
+       .type = "N|auto|gpu|cpu"},
+      {.name = "--config-file",
+       .target = &command.config_file,
+       .help = "An Accelerate configuration (YAML or JSON): the number of ranks, and for "
+               "tessera train its settings",
+       .type = "FILE"},
+      {.name = "--max-restarts",
+       .target = &options.max_restarts,
+       .help = "Times to start all ranks again after a failure",
+       .shows_default = true,
+       .least = 0,
+       .most = 1'000'000},
+      {.name = "--log-dir",
+       .target = &options.output.folder,
+       .help = "What each rank prints goes to DIR/rank-N.log",
+       .type = "DIR"},
+      {.name = "-t,--tee",
+       .target = &command.tee,
+       .help = "Print whole lines behind [rank N]:, of stdout (1), stderr (2) or both (3, when "
+               "nothing follows), or by rank as 0:1,1:2; with --log-dir beside the files",
+       .type = "STREAMS",
+       .implied = "3"}};
+}
+
+std::vector<Argument> meeting_arguments(LaunchCommand& command) {
+  LaunchOptions& options = command.launch;
+  LaunchNodes& nodes = command.nodes;
+  return {
+      {.name = "--nnodes,--num-machines",
+       .target = &nodes.count,
+       .help = "Hosts, by default 1; on each, a launcher with the same options and its number"},
+      {.name = "--node-rank,--machine-rank",
+       .target = &nodes.rank,
+       .help = "This host's number, from 0"},
+      {.name = "--master-addr,--main-process-ip",
+       .target = &command.address,
+       .help = "Where rank 0 is, by default 127.0.0.1: host 0, as the others reach it"},
+      {.name = "--master-port,--main-process-port",
+       .target = &command.master_port,
+       .help = "Rank 0's port; 0: a free one, which is the default on one host; on several it is "
+               "29500, and the launchers meet at the next one",
+       .type = "PORT",
+       .least = 0,
+       .most = 65535},
+      {.name = "--job-key-file",
+       .target = &nodes.key_file,
+       .help = "The secret that ranks and launchers of several hosts prove to know; else "
+               "TESSERA_JOB_KEY has it",
+       .type = "FILE"},
+      {.name = "--no-job-key",
+       .target = &nodes.without_key,
+       .help = "Several hosts without one, on a network without strangers"},
+      {.name = "--run-id,--rdzv-id",
+       .target = &options.run_id,
+       .help = "The job's name; made up when not given"},
+      {.name = "--role", .target = &command.role, .help = "ROLE_NAME of the ranks"},
+      {.name = "--standalone",
+       .target = &command.standalone,
+       .help = "torchrun's: always so, on one machine"},
+      {.name = "--no-python",
+       .target = &command.no_python,
+       .help = "torchrun's: always so, programs are started as they are"},
+      {.name = "--rdzv-backend", .target = &nodes.backend, .help = "torchrun's: no use"},
+      {.name = "--rdzv-endpoint",
+       .target = &nodes.endpoint,
+       .help = "torchrun's: on several hosts another way to say --master-addr and --master-port",
+       .type = "HOST:PORT"},
+      {.name = "--rdzv-conf",
+       .target = &nodes.configuration,
+       .help = "torchrun's: join_timeout=SECONDS, for the hosts to come (600); the rest is of no "
+               "use"},
+      {.name = "--monitor-interval",
+       .target = &command.monitor_interval,
+       .help = "torchrun's: no use, a rank's end is seen at once"},
+      {.name = "--start-method", .target = &command.start_method, .help = "torchrun's: no use"},
+      {.name = "-r,--redirects",
+       .target = &command.redirects,
+       .help = "torchrun's: --log-dir has both streams",
+       .implied = "3"},
+      {.name = "-m,--module", .target = &command.module, .help = "Refused: write python3 -m"}};
+}
+
+}  // namespace
+
+Command describe_launch() {
+  const auto command = std::make_shared<LaunchCommand>();
+  std::vector<Argument> arguments = rank_arguments(*command);
+  for (Argument& argument : meeting_arguments(*command)) arguments.push_back(std::move(argument));
+  return {
+      .arguments = std::move(arguments),
+      .run = [command](const std::vector<std::string>& program) { return command->run(program); },
+      .footer =
+          "The program and its arguments follow, behind -- or without it. On several hosts the "
+          "same "
+          "command runs on each: --node-rank differs, --master-addr names host 0 for all, and all "
+          "have one key (docs/several-hosts.md)."};
+}
+
+}  // namespace tessera::cli

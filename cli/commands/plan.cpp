@@ -1,0 +1,334 @@
+// `tessera plan`: what a rank of a world would hold and move, without the world.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "base/counted.h"
+#include "base/error.h"
+#include "base/host_memory.h"
+#include "base/text/byte_size.h"
+#include "base/text/nearest.h"
+#include "cli/report/html_report.h"
+#include "cli/subcommands.h"
+#include "comm/shared/join/rendezvous.h"
+#include "engine/device/backend.h"
+#include "engine/storage/output_file.h"
+#include "planner/advice.h"
+#include "planner/calibrate.h"
+#include "planner/cluster_file.h"
+#include "planner/report.h"
+#include "planner/sweep.h"
+#include "planner/time_report.h"
+#include "training/recipe/accelerate/config.h"
+#include "training/recipe/values.h"
+
+namespace tessera::cli {
+namespace {
+
+// Before the work, so that a place that cannot be written is said at once. Empty: no file.
+void check_places(const std::string& json, const std::string& html) {
+  if (!json.empty()) check_output("--json " + json, json);
+  if (!html.empty()) check_html_place(html);
+}
+
+void write_json(const std::string& file, const nlohmann::ordered_json& json) {
+  if (!file.empty()) write_output("--json " + file, file, json.dump(2) + "\n");
+}
+
+void write_cluster(const std::string& file, const Cluster& cluster) {
+  write_output(
+      "--calibrate " + file, file,
+      cluster_text(cluster, {"Measured by tessera plan --calibrate with nothing else running; "
+                             "docs/cluster.md describes the keys."}));
+}
+
+struct PlanCommand {
+  std::string file;
+  std::vector<std::string> overrides;
+  int world_size = 1;
+  std::int64_t group_size = 0;
+  std::string strategy;
+  std::string device;
+  std::string device_memory;
+  std::string json;
+  std::string html;
+  std::string cluster_name;
+  std::string calibrate_file;
+  std::vector<std::string> sweep;
+  std::string config_file;
+
+  [[nodiscard]] int run() const {
+    if (!calibrate_file.empty()) return measure();
+    TESSERA_CHECK(!file.empty(), ErrorCode::usage,
+                  "recipe is required: the file to plan for, as in tessera plan RECIPE.yaml");
+    const AskedStrategies asked = strategies();
+    std::optional<Cluster> cluster;
+    if (!cluster_name.empty()) cluster = find_cluster(cluster_name);
+    TESSERA_CHECK(cluster || (sweep.empty() && !asked.none && !asked.dp), ErrorCode::usage,
+                  "{} compares times: name the machine with --cluster",
+                  sweep.empty() ? "--strategy none or dp" : "--sweep");
+    std::optional<std::uint64_t> memory = memory_bytes();
+    if (!memory && cluster) memory = cluster->memory;
+    return sweep.empty() ? plan_one(asked, cluster, memory) : plan_sweep(asked, *cluster, memory);
+  }
+
+ private:
+  [[nodiscard]] int measure() const {
+    TESSERA_CHECK(file.empty(), ErrorCode::usage,
+                  "--calibrate measures this machine and plans nothing: leave the recipe out");
+    const std::filesystem::path folder = std::filesystem::absolute(calibrate_file).parent_path();
+    TESSERA_CHECK(std::filesystem::is_directory(folder), ErrorCode::configuration,
+                  "--calibrate {}: the folder {} does not exist", calibrate_file, folder.string());
+    check_output("--calibrate " + calibrate_file, calibrate_file);
+    const Cluster cluster = calibrate({.folder = folder, .progress = [](const std::string& what) {
+                                         fmt::print(stderr, "measuring: {}\n", what);
+                                       }});
+    write_cluster(calibrate_file, cluster);
+    fmt::print("{}: {} measured kernels, {:.3g} FLOP/s of float32, {:.3g} B/s of memory a core\n",
+               calibrate_file, cluster.measured.size(), cluster.matrix_rate.at(float32),
+               cluster.memory_rate);
+    return 0;
+  }
+
+  [[nodiscard]] int plan_one(const AskedStrategies& asked, const std::optional<Cluster>& cluster,
+                             std::optional<std::uint64_t> memory) const {
+    const Recipe recipe = read_recipe(cluster, {});
+    check_group(recipe);
+    validate(recipe, world_size);
+    check_places(json, html);
+    PlanReport report{.recipe = recipe,
+                      .world = planned_world(recipe, world_size),
+                      .device_memory = memory,
+                      .plans = {},
+                      .advice = {},
+                      .least = {}};
+    report.world.timed = cluster.has_value();
+    MemoryBudget budget{memory.value_or(0), false};
+    if (!memory && report.world.device == DeviceType::cpu) budget = take_this_machine(report);
+    make_plans(asked.sharded, report, budget);
+    fmt::print("{}", plan_text(report));
+    nlohmann::ordered_json result = plan_json(report);
+    if (cluster) {
+      std::vector<TimedRow> rows;
+      add_baselines(asked, report.world, recipe, *cluster, rows);
+      for (const StrategyPlan& plan : report.plans) {
+        rows.push_back(timed_row(plan, report.world, recipe, *cluster));
+      }
+      fmt::print("{}", time_text(rows, *cluster, memory));
+      add_time_json(result, rows, *cluster, memory);
+    }
+    write_json(json, result);
+    if (!html.empty()) write_html_report(result, html);
+    return something_fits(report) ? 0 : static_cast<int>(ErrorCode::out_of_memory);
+  }
+
+  // Ranks on CPUs that nobody named a memory for: those of this machine, as it is now.
+  static MemoryBudget take_this_machine(PlanReport& report) {
+    const auto free = free_memory_of_host();
+    if (!free) return {};
+    const MemoryBudget budget{free->bytes, true};
+    report.device_memory = budget.of_rank(report.world.ranks);
+    report.device_memory_of = free->place;
+    return budget;
+  }
+
+  // Every combination by itself: the recipe and the world as they are without one need not be
+  // possible. What is said of a world as a whole is the first combination's.
+  [[nodiscard]] int plan_sweep(const AskedStrategies& asked, const Cluster& cluster,
+                               std::optional<std::uint64_t> memory) const {
+    const std::vector<SweepPoint> points = sweep_points(sweep, world_size);
+    const Recipe first = read_recipe(cluster, points.front().settings);
+    check_places(json, html);
+    const PlanReport report{.recipe = first,
+                            .world = planned_world(first, points.front().world_size),
+                            .device_memory = memory,
+                            .plans = {},
+                            .advice = {},
+                            .least = {}};
+    const std::vector<TimedRow> rows = swept_rows(points, cluster, asked);
+    // What stands alone is an error; in a comparison it is a row.
+    const bool any = std::any_of(rows.begin(), rows.end(),
+                                 [](const TimedRow& timed) { return timed.row.plan.has_value(); });
+    if (!any) fail(ErrorCode::configuration, "{}", rows.front().row.refused);
+    fmt::print("{}: {}", first.source, counted(points.size(), "combination"));
+    fmt::print("{}", time_text(rows, cluster, memory));
+    nlohmann::ordered_json result = plan_json(report);
+    add_time_json(result, rows, cluster, memory);
+    write_json(json, result);
+    if (!html.empty()) write_html_report(result, html);
+    return any_row_fits(rows, memory) ? 0 : static_cast<int>(ErrorCode::out_of_memory);
+  }
+
+  [[nodiscard]] Recipe read_recipe(const std::optional<Cluster>& cluster,
+                                   const std::vector<std::string>& more) const {
+    std::vector<std::string> settings = overrides;
+    if (!device.empty()) {
+      settings.push_back("train.device=" + device);
+    } else if (cluster) {
+      settings.emplace_back(cluster->device == DeviceType::cuda ? "train.device=cuda"
+                                                                : "train.device=cpu");
+    }
+    if (group_size > 0) settings.push_back(fmt::format("sharding.group_size={}", group_size));
+    settings.insert(settings.end(), more.begin(), more.end());
+    Recipe recipe = load_recipe(file, settings, chosen_config_file(config_file));
+    const AskedStrategies asked = strategies();
+    if (asked.sharded.size() == 1) recipe.sharding.sharding_strategy = asked.sharded.front();
+    return recipe;
+  }
+
+  [[nodiscard]] std::vector<TimedRow> swept_rows(const std::vector<SweepPoint>& points,
+                                                 const Cluster& cluster,
+                                                 const AskedStrategies& asked) const {
+    std::vector<TimedRow> rows;
+    for (const SweepPoint& point : points) {
+      const Recipe recipe = read_recipe(cluster, point.settings);
+      const bool own =
+          point.strategies.none || point.strategies.dp || !point.strategies.sharded.empty();
+      AskedStrategies chosen = own ? point.strategies : asked;
+      if (chosen.sharded.empty() && !chosen.none && !chosen.dp) {
+        chosen.sharded.push_back(recipe.sharding.sharding_strategy);
+      }
+      PlanWorld world = planned_world(recipe, point.world_size);
+      world.timed = true;
+      const std::size_t first = rows.size();
+      add_baselines(chosen, world, recipe, cluster, rows);
+      for (const Strategy one : chosen.sharded) {
+        rows.push_back(timed_row(plan_strategy(recipe, world, one), world, recipe, cluster));
+      }
+      for (std::size_t i = first; i < rows.size(); ++i) rows[i].settings = point.settings;
+    }
+    return rows;
+  }
+  static void add_baselines(const AskedStrategies& asked, const PlanWorld& world,
+                            const Recipe& recipe, const Cluster& cluster,
+                            std::vector<TimedRow>& rows) {
+    if (asked.none) rows.push_back(row_of_one_rank(world, recipe, cluster));
+    if (asked.dp) rows.push_back(row_of_data_parallel(world, recipe, cluster));
+  }
+
+  // None: the recipe's.
+  [[nodiscard]] AskedStrategies strategies() const {
+    return strategy.empty() ? AskedStrategies() : strategies_named(strategy, "--strategy");
+  }
+
+  [[nodiscard]] std::optional<std::uint64_t> memory_bytes() const {
+    if (device_memory.empty()) return std::nullopt;
+    return read_memory_size("--device-memory", device_memory);
+  }
+
+  // Every strategy may be asked for, whatever the recipe's is.
+  void check_group(const Recipe& recipe) const {
+    const auto group = recipe.sharding.group_size;
+    TESSERA_CHECK(!group || world_size % *group == 0, ErrorCode::configuration,
+                  "{}: sharding.group_size {} does not divide the {} of the world; plan for a "
+                  "multiple of it (--world-size), or set a divisor of {}",
+                  where(recipe, "sharding.group_size"), group.value_or(0),
+                  counted(world_size, "rank"), world_size);
+  }
+
+  [[nodiscard]] static PlanWorld planned_world(const Recipe& recipe, int world_size) {
+    const DeviceChoice choice = recipe.train.device;
+    const bool gpus =
+        choice == DeviceChoice::cuda ||
+        (choice == DeviceChoice::automatic &&
+         (world_size > comm::max_ranks_on_host || parse_device("auto").type == DeviceType::cuda));
+    return {.ranks = world_size,
+            .device = gpus ? DeviceType::cuda : DeviceType::cpu,
+            .one_memory = {},
+            .fixed_reduction_order = recipe.sharding.fixed_reduction_order};
+  }
+
+  static void make_plans(const std::vector<Strategy>& asked, PlanReport& report,
+                         const MemoryBudget& budget) {
+    const Recipe& recipe = report.recipe;
+    const std::vector<Strategy> chosen =
+        asked.empty() ? std::vector{recipe.sharding.sharding_strategy} : asked;
+    for (const Strategy one : chosen) {
+      report.plans.push_back(plan_strategy(recipe, report.world, one));
+    }
+    // What stands alone is an error; in a comparison it is a row.
+    const bool any = std::any_of(report.plans.begin(), report.plans.end(),
+                                 [](const StrategyPlan& row) { return row.plan.has_value(); });
+    if (!any) fail(ErrorCode::configuration, "{}", report.plans.front().refused);
+    if (!something_fits(report)) {
+      PlanWorld untimed = report.world;
+      untimed.timed = false;
+      Advices advices = advise(recipe, untimed, budget);
+      report.advice = std::move(advices.fitting);
+      report.least = std::move(advices.least);
+    }
+  }
+};
+
+}  // namespace
+
+Command describe_plan() {
+  const auto options = std::make_shared<PlanCommand>();
+  return {.arguments =
+              {{.name = "recipe", .target = &options->file, .help = "The recipe", .type = "FILE"},
+               {.name = "--set",
+                .target = &options->overrides,
+                .help = "Override a key, as in data.batch_size=1; repeatable",
+                .type = "KEY=VALUE"},
+               config_file_argument(&options->config_file),
+               {.name = "--world-size",
+                .target = &options->world_size,
+                .help = "Ranks to plan for",
+                .shows_default = true,
+                .least = 1,
+                .most = most_planned_ranks},
+               {.name = "--group-size",
+                .target = &options->group_size,
+                .help = "HYBRID_*: ranks that share one copy; the same as "
+                        "sharding.group_size; by default 8, or what divides the world",
+                .least = 1},
+               {.name = "--strategy",
+                .target = &options->strategy,
+                .help = "A sharding strategy, or all of them; by default the recipe's",
+                .type = "all|none|dp|" + strategy_names("|")},
+               {.name = "--device",
+                .target = &options->device,
+                .help = "Where ranks would compute; the same as train.device",
+                .type = "auto|cpu|cuda"},
+               {.name = "--device-memory",
+                .target = &options->device_memory,
+                .help = "What a rank may take, as in 80GB: says whether it fits, and what "
+                        "would make it; of CPU ranks by default what this machine has free, "
+                        "divided by their number",
+                .type = "BYTES"},
+               {.name = "--cluster",
+                .target = &options->cluster_name,
+                .help = "The machine to predict a step's time for, by name or by its file "
+                        "(docs/cluster.md); its memory is the default of --device-memory",
+                .type = shipped_cluster_names("|") + "|FILE"},
+               {.name = "--sweep",
+                .target = &options->sweep,
+                .help = "With --cluster: a key and the values to compare, as world_size=8,16 "
+                        "or strategy=all or sharding.activation_checkpointing=false,true; "
+                        "repeatable, every combination is a row",
+                .type = "KEY=VALUES"},
+               {.name = "--calibrate",
+                .target = &options->calibrate_file,
+                .help = "Measure this machine's CPUs and write its cluster file there: a "
+                        "minute or two in which nothing else should run",
+                .type = "FILE"},
+               {.name = "--html",
+                .target = &options->html,
+                .help = "Write the plan there as well, as a page",
+                .type = "FILE"},
+               {.name = "--json",
+                .target = &options->json,
+                .help = "Write the plan there as well, as JSON",
+                .type = "FILE"}},
+          .run = [options](const std::vector<std::string>&) { return options->run(); },
+          .footer =
+              "Exit code 6: nothing that was planned fits into --device-memory, or into this "
+              "machine."};
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,171 @@
+// `tessera train`: a recipe from its first step, or from where its checkpoints stand, to its last.
+#include <fmt/format.h>
+
+#include <memory>
+#include <optional>
+
+#include "base/counted.h"
+#include "cli/subcommands.h"
+#include "logs/progress.h"
+#include "logs/run_logs.h"
+#include "planner/memory_check.h"
+#include "training/interruption.h"
+#include "training/rank_threads.h"
+#include "training/recipe/accelerate/config.h"
+#include "training/recipe/recipe.h"
+#include "training/trainer.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr int signal_exit_base = 128;
+
+struct TrainCommand {
+  std::string file;
+  std::vector<std::string> overrides;
+  std::string device;
+  std::string config_file;
+
+  [[nodiscard]] int run() const {
+    const SignalThread signals;
+    std::vector<std::string> settings = overrides;
+    if (!device.empty()) settings.push_back("train.device=" + device);
+    const Recipe recipe = load_recipe(file, settings, chosen_config_file(config_file));
+    const comm::World world = training_world();
+    validate(recipe, world.size);
+    return run_ranks(recipe, world,
+                     [&](const Context& context) { return run_rank(recipe, context); });
+  }
+
+  [[nodiscard]] static int run_rank(const Recipe& recipe, const Context& context) {
+    check_memory(recipe, context, ranks_of_process());
+    TrainingRun training(recipe, context);
+    std::vector<std::string> notes = training.resume();
+    for (std::string& note : training.prepare_folder()) notes.push_back(std::move(note));
+    const InterruptionWatch watch;
+    // Before the first word, so that a refusal is the only one.
+    RunLogs logs(recipe, training);
+
+    Progress progress({.first_step = training.position().steps,
+                       .steps = recipe.train.steps,
+                       .every = recipe.log.every,
+                       .shown = context.is_main(),
+                       .descriptor = 2,
+                       .animated = animated_by_default()});
+    progress.note(training.describe());
+    for (const std::string& note : configuration_notes(recipe, context.world_size()))
+      progress.note(note);
+    for (const std::string& note : notes) progress.note(note);
+    for (const std::string& note : logs.notes()) progress.note(note);
+    if (training.position().steps >= recipe.train.steps)
+      progress.note(nothing_left(recipe, training));
+    const int code = loop(recipe, training, progress, logs);
+    for (const std::string& note : logs.finish()) progress.note(note);
+    return code;
+  }
+
+  static std::string nothing_left(const Recipe& recipe, const TrainingRun& training) {
+    const std::int64_t wanted = recipe.train.steps;
+    if (training.resumed_from().empty()) return "train.steps is 0: there is nothing to train";
+    const std::string& step = training.resumed_from();
+    const std::int64_t done = training.position().steps;
+    if (done > wanted) {
+      return fmt::format(
+          "{} has {}, and train.steps is {}: nothing is left to train; raise "
+          "train.steps to go on",
+          step, counted(done, "step"), wanted);
+    }
+    return fmt::format(
+        "{} has {} of train.steps: nothing is left to train; raise train.steps to "
+        "go on",
+        step, wanted == 1 ? "the 1 step" : fmt::format("all {} steps", wanted));
+  }
+
+  static int loop(const Recipe& recipe, TrainingRun& training, Progress& progress, RunLogs& logs) {
+    const std::int64_t every = recipe.checkpoint.dir ? recipe.checkpoint.every : 0;
+    const std::int64_t first_step = training.position().steps;
+    std::int64_t saved_at = first_step;
+    while (training.position().steps < recipe.train.steps) {
+      const StepMetrics step = training.step();
+      const std::vector<std::string> warnings = logs.write(step);
+      progress.step(step);
+      for (const std::string& warning : warnings) progress.note(warning);
+      const bool last = step.step == recipe.train.steps;
+      const bool interrupted = training.interruption() != 0 && !last;
+      const bool due = every > 0 && (step.step % every == 0 || last);
+      const bool saves = due || (every > 0 && (interrupted || training.save_requested()));
+      const bool evaluation =
+          recipe.train.eval_every > 0 && step.step % recipe.train.eval_every == 0;
+      // Whoever asked to stop waits for no evaluation of keep_best's.
+      const bool ranked = due && recipe.checkpoint.keep_best > 0 && !interrupted;
+      std::optional<tasks::Evaluation> found;
+      if (training.evaluates() && (last || evaluation || ranked)) {
+        found = evaluate(training, step.step, progress, logs);
+      }
+      if (saves) {
+        for (const std::string& note : training.save(found)) progress.note(note);
+        saved_at = step.step;
+      } else if (training.save_requested()) {
+        progress.note(
+            "a save was asked for; nothing saved, since there is no checkpoint.dir, or "
+            "checkpoint.every is 0");
+      }
+      for (const std::string& note :
+           last || interrupted ? training.finish_save() : training.finished_save()) {
+        progress.note(note);
+      }
+      logs.end_step();
+      if (interrupted) {
+        progress.note(
+            every > 0 ? fmt::format("stopped by signal {} after saving step {}",
+                                    training.interruption(), saved_at)
+                      : fmt::format(
+                            "stopped by signal {}; nothing saved, since checkpoint.dir is not set",
+                            training.interruption()));
+        return signal_exit_base + training.interruption();
+      }
+    }
+    if (const auto exported = training.export_weights()) {
+      progress.note(*exported);
+    } else if (!recipe.checkpoint.dir && training.position().steps > first_step) {
+      progress.note("nothing saved: neither checkpoint.dir nor checkpoint.export is set");
+    }
+    return 0;
+  }
+
+  static tasks::Evaluation evaluate(TrainingRun& training, std::int64_t step, Progress& progress,
+                                    RunLogs& logs) {
+    tasks::Evaluation found = training.evaluate();
+    logs.write_evaluation(step, found);
+    std::string note;
+    for (const auto& [name, number] : found.numbers) {
+      note += fmt::format("{}{} {:.4f}", note.empty() ? "" : ", ",
+                          name == "valid_loss" ? "validation loss" : name, number);
+    }
+    progress.note(fmt::format("step {}: {}", step, note));
+    return found;
+  }
+};
+
+}  // namespace
+
+Command describe_train() {
+  const auto options = std::make_shared<TrainCommand>();
+  return {.arguments = {{.name = "recipe",
+                         .target = &options->file,
+                         .help = "The recipe",
+                         .type = "FILE",
+                         .required = true},
+                        {.name = "--set",
+                         .target = &options->overrides,
+                         .help = "Override a key, as in train.steps=100; repeatable",
+                         .type = "KEY=VALUE"},
+                        {.name = "--device",
+                         .target = &options->device,
+                         .help = "Where to compute; the same as train.device",
+                         .type = "auto|cpu|cuda"},
+                        config_file_argument(&options->config_file)},
+          .run = [options](const std::vector<std::string>&) { return options->run(); }};
+}
+
+}  // namespace tessera::cli

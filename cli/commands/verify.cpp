@@ -1,0 +1,180 @@
+// `tessera verify`: checksums and coverage of a checkpoint, or of every step of a run; what is
+// damaged, and what that costs.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <exception>
+#include <filesystem>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "base/counted.h"
+#include "base/error.h"
+#include "base/text/byte_size.h"
+#include "base/text/printable.h"
+#include "checkpoint/convert/convert.h"
+#include "checkpoint/convert/plan.h"
+#include "checkpoint/formats/format.h"
+#include "checkpoint/steps/lineage.h"
+#include "checkpoint/steps/manifest.h"
+#include "cli/commands/checkpoint_output.h"
+#include "cli/subcommands.h"
+#include "training/interruption.h"
+
+namespace tessera::cli {
+namespace {
+
+struct Verdict {
+  std::string path;
+  std::string format = "unknown";
+  std::size_t tensors = 0;
+  std::uint64_t bytes = 0;  // of tensors
+  std::vector<std::string> damages;
+  std::uint64_t damaged_bytes = 0;
+  std::set<std::string> damaged_tensors;
+  bool readable = true;  // false: nothing in it can be used
+  bool found = true;     // false: it is none, and nothing says that it ever was
+};
+
+// Ends verify() between two blocks.
+struct Stopped : std::exception {};
+
+// Whether a path that no format takes for its own was a checkpoint's: its name says so, or a
+// manifest is there that cannot be read.
+bool was_checkpoint(const std::filesystem::path& path) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) {
+    return std::filesystem::exists(path / checkpoint::manifest_name, error) ||
+           checkpoint::parse_committed_name(path.filename().string()).has_value();
+  }
+  constexpr std::string_view endings[] = {".safetensors", ".pt", ".pth", ".bin", ".ckpt"};
+  return std::find(std::begin(endings), std::end(endings), path.extension().string()) !=
+         std::end(endings);
+}
+
+Verdict verdict_of(const std::filesystem::path& path, ByteProgress& progress) {
+  Verdict verdict;
+  verdict.path = path.string();
+  std::error_code error_of_path;
+  TESSERA_CHECK(std::filesystem::exists(path, error_of_path), ErrorCode::checkpoint,
+                "'{}' does not exist", path.string());
+  std::unique_ptr<checkpoint::formats::Source> source;
+  try {
+    const auto& format = checkpoint::formats::recognise(path);
+    verdict.format = format.name;
+    source = format.open(path);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::checkpoint) throw;
+    verdict.damages.emplace_back(error.what());
+    verdict.readable = false;
+    verdict.found = verdict.format != "unknown" || was_checkpoint(path);
+    return verdict;
+  }
+  const auto& tensors = source->contents().tensors;
+  verdict.tensors = tensors.size();
+  for (const auto& tensor : tensors) verdict.bytes += checkpoint::bytes_of(tensor);
+  std::uint64_t done = 0;
+  const auto damages = source->examine([&](std::uint64_t bytes) {
+    if (InterruptionWatch::signal() != 0) throw Stopped();
+    done += bytes;
+    progress.show("verifying", done, std::max(done, verdict.bytes));
+  });
+  for (const auto& damage : damages) {
+    verdict.damages.push_back(damage.text);
+    verdict.damaged_bytes += damage.bytes;
+    for (const std::size_t tensor : damage.tensors) {
+      verdict.damaged_tensors.insert(part_name(tensors[tensor].part) + " " + tensors[tensor].name);
+    }
+  }
+  return verdict;
+}
+
+void print_verdict(const Verdict& verdict) {
+  if (verdict.damages.empty()) {
+    fmt::print("{}: sound ({}, {}, {})\n", printable(verdict.path), verdict.format,
+               counted(verdict.tensors, "tensor"), bytes_text(verdict.bytes));
+    return;
+  }
+  if (!verdict.found) {
+    fmt::print("{}: no checkpoint is there\n", printable(verdict.path));
+  } else if (!verdict.readable) {
+    fmt::print("{}: damaged ({}); nothing in it can be used\n", printable(verdict.path),
+               verdict.format);
+  } else {
+    fmt::print("{}: damaged ({}); {} in {} of {} cannot be trusted\n", printable(verdict.path),
+               verdict.format, bytes_text(verdict.damaged_bytes), verdict.damaged_tensors.size(),
+               counted(verdict.tensors, "tensor"));
+  }
+  for (const std::string& line : verdict.damages) fmt::print("  {}\n", printable(line));
+}
+
+nlohmann::ordered_json verdict_json(const Verdict& verdict) {
+  return {{"path", verdict.path},
+          {"format", verdict.format},
+          {"sound", verdict.damages.empty()},
+          {"found", verdict.found},
+          {"readable", verdict.readable},
+          {"tensors", verdict.tensors},
+          {"bytes", verdict.bytes},
+          {"damaged_bytes", verdict.damaged_bytes},
+          {"damaged_tensors", verdict.damaged_tensors},
+          {"damages", verdict.damages}};
+}
+
+struct VerifyCommand {
+  std::string path, json;
+
+  [[nodiscard]] int run() const {
+    JsonReport output(json);
+    const SignalThread signals;
+    const InterruptionWatch watch;
+    std::vector<Verdict> verdicts;
+    try {
+      ByteProgress progress;
+      for (const auto& one : paths()) verdicts.push_back(verdict_of(one, progress));
+    } catch (const Stopped&) {
+      fmt::print(stderr, "tessera: stopped by signal {}\n", InterruptionWatch::signal());
+      return 128 + InterruptionWatch::signal();
+    }
+    nlohmann::ordered_json all = nlohmann::ordered_json::array();
+    bool sound = true;
+    for (const Verdict& verdict : verdicts) {
+      print_verdict(verdict);
+      all.push_back(verdict_json(verdict));
+      sound = sound && verdict.damages.empty();
+    }
+    output.write({{"sound", sound}, {"checkpoints", std::move(all)}});
+    return sound ? 0 : static_cast<int>(ErrorCode::checkpoint);
+  }
+
+ private:
+  // Every step of a folder of steps.
+  [[nodiscard]] std::vector<std::filesystem::path> paths() const {
+    std::vector<std::filesystem::path> steps = checkpoint::steps_of_run(path);
+    if (!steps.empty()) return steps;
+    return {path};
+  }
+};
+
+}  // namespace
+
+Command describe_verify() {
+  const auto options = std::make_shared<VerifyCommand>();
+  return {.arguments = {{.name = "path",
+                         .target = &options->path,
+                         .help = "A checkpoint of any format, or a folder of steps (all of them)",
+                         .type = "PATH",
+                         .required = true},
+                        {.name = "--json",
+                         .target = &options->json,
+                         .help = "Write the findings there as well, as JSON",
+                         .type = "FILE"}},
+          .run = [options](const std::vector<std::string>&) { return options->run(); },
+          .footer =
+              "Exit code 5: something is damaged, or no checkpoint is there. Formats without "
+              "checksums are read whole "
+              "and their structure checked."};
+}
+
+}  // namespace tessera::cli

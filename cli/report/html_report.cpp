@@ -1,0 +1,79 @@
+// The report's JSON goes into the page as data; it becomes text there and never markup.
+#include "cli/report/html_report.h"
+
+#include <string_view>
+
+#include "base/error.h"
+#include "cli/report/html_page.h"
+#include "engine/storage/output_file.h"
+
+namespace tessera::cli {
+namespace {
+
+// JSON that an HTML parser takes for text whatever its strings hold: these characters stand in
+// strings alone, where \u spells them too. Bytes that are no UTF-8 become U+FFFD, NaN and infinity
+// null.
+std::string json_for_markup(const nlohmann::ordered_json& report) {
+  const std::string json =
+      report.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  std::string text;
+  text.reserve(json.size());
+  for (const char c : json) {
+    switch (c) {
+      case '<':
+        text += "\\u003c";
+        break;
+      case '>':
+        text += "\\u003e";
+        break;
+      case '&':
+        text += "\\u0026";
+        break;
+      default:
+        text += c;
+    }
+  }
+  return text;
+}
+
+std::string html_option(const std::filesystem::path& file) {
+  return "--html " + file.string();
+}
+
+}  // namespace
+
+void check_html_place(const std::filesystem::path& file) {
+  check_output(html_option(file), file);
+}
+
+std::string html_report_text(const nlohmann::ordered_json& report) {
+  const bool named = report.is_object() && report.contains("format");
+  TESSERA_REQUIRE(
+      named && (report["format"] == "tessera-bench" || report["format"] == "tessera-plan"),
+      "no page shows a report of the format {}", named ? report["format"].dump() : "");
+  const HtmlPage page = html_page();
+  std::string text;
+  for (std::string_view rest = page.markup; !rest.empty();) {
+    const std::size_t mark = rest.find('@');
+    text += rest.substr(0, mark);
+    if (mark == std::string_view::npos) break;
+    rest.remove_prefix(mark + 1);
+    const std::string_view name = rest.substr(0, rest.find('@'));
+    rest.remove_prefix(name.size() + 1);
+    if (name == "style") {
+      text += page.style;
+    } else if (name == "report") {
+      text += json_for_markup(report);
+    } else {
+      TESSERA_REQUIRE(name == "script", "the page has no @{}@", name);
+      for (const std::string_view script : page.scripts) text += script;
+    }
+  }
+  return text;
+}
+
+void write_html_report(const nlohmann::ordered_json& report, const std::filesystem::path& file) {
+  write_output(html_option(file), file, html_report_text(report));
+}
+
+}  // namespace tessera::cli

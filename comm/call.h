@@ -1,0 +1,64 @@
+// What a rank says about the collective it has entered, for its peers to compare and for messages.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "comm/communicator.h"
+
+namespace tessera::comm {
+
+enum class Op : std::uint8_t {
+  none,
+  all_gather,
+  reduce_scatter,
+  all_reduce,
+  exchange,
+  broadcast,
+  barrier,
+  allocate,
+  split,
+  duplicate,
+  acquire,
+  send,  // and its receive
+};
+std::string_view name_of(Op op);
+
+// Lies in shared memory, so it is plain data. Ranks agree when all of it is equal.
+struct Call {
+  Op op = Op::none;
+  Phase phase = Phase::other;
+  DType in_dtype = DType::float32;
+  DType out_dtype = DType::float32;
+  bool accumulate = false;
+  Sharing sharing = Sharing::one_copy;
+  std::uint32_t unit = 0;
+  std::uint64_t step = 0;
+  std::uint64_t bytes = 0;   // of the buffer's region, or of the elements that an all_reduce sums
+  std::uint64_t buffer = 0;  // the buffer's number in its communicator, from 1
+  std::uint32_t part = 0;    // of a call that takes several rounds
+  std::int32_t group = 0;
+  std::int32_t root = -1;  // of a send: who receives
+  std::uint32_t scale_bits = 0;
+  std::uint64_t name_hash = 0;  // of the whole name; `name` may be cut
+  std::array<char, 40> name{};
+
+  Call() = default;
+  Call(Op op_of_call, Tag tag) : op(op_of_call) { set_tag(tag); }
+  void set_tag(Tag tag) {
+    phase = tag.phase;
+    unit = tag.unit;
+    step = tag.step;
+  }
+  void set_name(std::string_view text);
+
+  friend bool operator==(const Call&, const Call&) = default;
+};
+
+// "all_gather of 'block.0' (1024 bytes; step 3, unit 1, forward)".
+std::string describe(const Call& call);
+
+}  // namespace tessera::comm

@@ -1,0 +1,259 @@
+// The communicator interface: what the sharding code asks of a group of ranks.
+//
+// Collectives work on `Buffer`s, memory that the communicator allocates so that it can be shared
+// between the ranks (or registered with a network): on one host an all-gather copies nothing, since
+// all ranks map one buffer. Every call blocks the calling thread; asynchrony comes from calling on
+// a side stream's worker. Calls on one communicator must come from one thread at a time and in the
+// same order on every rank; use duplicate() for a second, independent channel. A communicator is
+// used by the threads of one rank only.
+//
+// On a GPU, buffers and outputs are the memory of device(), and "written", "read" and "complete"
+// mean in the order of the calling thread's current queue of that device (engine/device/queue.h): a
+// call returns when its work is in that queue, behind what it depends on, of other ranks too.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/block_float.h"
+#include "base/dtype.h"
+#include "engine/device/device.h"
+
+namespace tessera::comm {
+
+enum class Phase : std::uint8_t {
+  setup,
+  forward,
+  backward,
+  reduce,
+  optimizer,
+  checkpoint,
+  metrics,
+  other
+};
+std::string_view name_of(Phase phase);
+
+// What a collective is for. Compared between the ranks at every collective, together with the op,
+// dtype and bytes.
+struct Tag {
+  std::uint64_t step = 0;
+  std::uint32_t unit = 0;
+  Phase phase = Phase::other;
+};
+
+enum class Sharing : std::uint8_t {
+  one_copy,  // one region that every rank maps: all-gather destinations
+  per_rank,  // a region for each rank, readable by all: reduce-scatter sources
+};
+
+// Collective memory, zero-filled, aligned to 4096 bytes (256 on a GPU). Owned by the caller, freed
+// with the last reference.
+//
+// Protocol: a writer calls acquire(), which waits until every rank has released the buffer's last
+// contents; writes (its share of a one_copy buffer, its own region of a per_rank one); then calls
+// the collective that publishes the contents. After all_gather each rank reads in place and calls
+// release() once when it no longer does, from any thread (on a GPU: when the reads are in that
+// thread's current queue). reduce_scatter and all_reduce release by themselves. Violations are
+// logic_errors.
+class Buffer {
+ public:
+  virtual ~Buffer() = default;
+  [[nodiscard]] virtual const std::string& name() const = 0;  // what allocate() was given
+  [[nodiscard]] virtual std::byte* data()
+      const = 0;  // the shared region, or this rank's own region
+  [[nodiscard]] virtual std::size_t bytes() const = 0;  // of one region
+  [[nodiscard]] virtual Sharing sharing() const = 0;
+  virtual void release() = 0;
+};
+
+// A run of bytes of a one_copy buffer that is size() equal shares, rank after rank.
+struct GatheredRange {
+  std::size_t first = 0;
+  std::size_t bytes = 0;  // of all shares
+  // What shares travel as where they travel. They are elements of `dtype` that kernels::Wire has
+  // rounded to the format, block by block from each share's beginning: nothing is lost.
+  WireFormat wire = WireFormat::same;
+  DType dtype = DType::float32;
+};
+
+struct Reduction {
+  DType in_dtype = DType::float32;
+  DType out_dtype =
+      DType::float32;  // fp32, fp64 or in_dtype; partial sums are fp32 (fp64 for fp64)
+  int group = 0;       // the tree of kernels::ReduceRanks; 0: all ranks in one tree
+  float scale = 1.0f;
+  bool accumulate = false;  // add to what out holds
+  // What the ranks' contributions travel as where they travel: kernels::Wire has rounded the
+  // region to it, block by block from its beginning. The sums do not depend on it.
+  WireFormat wire = WireFormat::same;
+};
+
+// A contiguous run of elements of a per_rank buffer and where its sum goes (memory of the
+// communicator's device).
+struct ReducedRange {
+  std::int64_t first = 0;  // element index in the buffer, in units of in_dtype
+  std::int64_t count = 0;
+  void* out = nullptr;
+};
+
+// What the threads of a rank do beside waiting in a collective.
+enum class Activity : std::uint8_t {
+  worker_begins,  // work for the rank on another thread than its own (a side stream's worker)
+  worker_ends,
+  rank_waits,  // the rank's own thread waits for such work
+  rank_goes_on,
+  outside_wait_begins,  // any thread waits for something outside of the job
+  outside_wait_ends,
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  [[nodiscard]] virtual int rank() const = 0;
+  [[nodiscard]] virtual int size() const = 0;
+  [[nodiscard]] virtual std::string_view backend() const = 0;
+  // Where buffers lie and sums are computed.
+  [[nodiscard]] virtual Device device() const = 0;
+  // Whether the ranks see one memory, so that a one_copy buffer exists once for all of them.
+  [[nodiscard]] virtual bool one_memory() const { return true; }
+  // How many ranks of one host share a one_copy buffer, where ranks are on several; else 0.
+  [[nodiscard]] virtual int ranks_per_host() const { return 0; }
+  // Whether sums have the order and the precision that reduce_scatter names below.
+  [[nodiscard]] virtual bool fixed_order() const { return true; }
+
+  // Collective: every rank asks for the same name, bytes and sharing.
+  virtual std::shared_ptr<Buffer> allocate(std::string_view name, std::size_t bytes,
+                                           Sharing sharing) = 0;
+
+  // Waits until this rank may write `buffer` again (all ranks have released its last contents). The
+  // tag says in errors what for; it is not compared.
+  virtual void acquire(Buffer& buffer, Tag tag = {}) = 0;
+
+  // Publishes this rank's share of each of `ranges` of a one_copy buffer, bytes
+  // [first + rank*bytes/size, first + (rank+1)*bytes/size); returns when every rank's shares can be
+  // read. The ranges are the same on every rank and divide into size() shares. What lies outside of
+  // them stays what it was.
+  virtual void all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges, Tag tag) = 0;
+  // The same of its first `bytes`: a pooled buffer may be larger than what is gathered in it.
+  void all_gather(Buffer& buffer, std::size_t bytes, Tag tag) {
+    all_gather(buffer, std::vector<GatheredRange>{{0, bytes}}, tag);
+  }
+
+  // Sums the ranks' regions in the fixed order over this rank's `ranges` (other ranks name others;
+  // none is allowed). Returns when this rank's sums are complete; the region may be written again
+  // after the next acquire().
+  virtual void reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges,
+                              Reduction reduction, Tag tag) = 0;
+
+  // The same sum of elements [0, count) for every rank: out[i] on each rank has the same bits that
+  // reduce_scatter gives.
+  virtual void all_reduce(Buffer& buffer, std::int64_t count, void* out, Reduction reduction,
+                          Tag tag) = 0;
+
+  // Collective. Makes now what reductions would make when they first need it: `bytes` are what
+  // comm/scratch.h says for the largest of this rank's.
+  virtual void reserve_scratch(std::size_t /*bytes*/) {}
+
+  // Memory of device(), from one rank to another: the peer calls receive() with the same bytes and
+  // tag, and what a rank sends to another arrives in order. send() returns when the memory may be
+  // written again, for which it may wait for the peer's receive(): ranks that all send first may
+  // wait for each other. receive() returns when the bytes are there. On a GPU both mean what they
+  // mean above.
+  virtual void send(const void* memory, std::size_t bytes, int to, Tag tag = {}) = 0;
+  virtual void receive(void* memory, std::size_t bytes, int from, Tag tag = {}) = 0;
+  // Collective: what the root has there, on every rank.
+  virtual void broadcast(void* memory, std::size_t bytes, int root, Tag tag = {}) = 0;
+
+  // Control plane, for small messages (kilobytes). exchange returns every rank's message in rank
+  // order.
+  virtual std::vector<std::string> exchange(std::string_view message, Tag tag = {}) = 0;
+  // The root's message on every rank.
+  virtual std::string broadcast(std::string_view message, int root, Tag tag = {}) = 0;
+  virtual void barrier(Tag tag = {}) = 0;
+
+  // Collective: a communicator of the ranks that name the same colour, ordered by (key, rank).
+  virtual std::shared_ptr<Communicator> split(int color, int key, std::string_view name) = 0;
+  // The same of ranks whose numbers every rank can tell by itself: blocks of `ranks` consecutive
+  // ones, and those that have one place in their blocks. `ranks` divides size().
+  virtual std::shared_ptr<Communicator> split_blocks(int ranks, std::string_view name) {
+    return split(rank() / ranks, rank(), name);
+  }
+  virtual std::shared_ptr<Communicator> split_across_blocks(int ranks, std::string_view name) {
+    return split(rank() % ranks, rank(), name);
+  }
+  // Collective: the same ranks, an independent channel.
+  virtual std::shared_ptr<Communicator> duplicate(std::string_view name) = 0;
+
+  // Bytes of collective memory that this rank holds now, as they were asked for: buffers and the
+  // scratch of reductions, of all communicators that were split or duplicated from one connection.
+  // Of a buffer that ranks share one copy of, this rank's share.
+  [[nodiscard]] virtual std::size_t held_bytes() const = 0;
+
+  // Bytes of buffers that this rank has sent to other hosts, by all communicators that were split
+  // or duplicated from one connection; zero where another library sends them.
+  [[nodiscard]] virtual std::uint64_t bytes_between_hosts() const { return 0; }
+
+  // Tells every rank that this one gives up: their present and later calls throw Error(rank_failed)
+  // with this rank's number and reason. Callable from any thread, at any time, also during another
+  // call. Never throws.
+  virtual void abort(std::string_view reason) noexcept = 0;
+
+  // Lets a standstill be told from work: when every rank waits for another in some call and none
+  // has moved for ConnectOptions::standstill_timeout, all of them throw Error(rank_failed) with the
+  // calls that they wait in. A rank waits for others when its own thread (the one that connected,
+  // or that run_local started) and all of its workers do. Threads that do not tell are not counted:
+  // no rank may depend, for that long, on what only such a thread will do. A rank that others wait
+  // for, that waits for nobody itself, and whose process was stopped or whose threads do not move
+  // (thread_activity.h) is named as soon.
+  virtual void note(Activity) noexcept {}
+};
+
+// A worker's work for its rank, on the worker's thread.
+class WorkerScope {
+ public:
+  explicit WorkerScope(Communicator& communicator) : communicator_(communicator) {
+    communicator_.note(Activity::worker_begins);
+  }
+  ~WorkerScope() { communicator_.note(Activity::worker_ends); }
+  WorkerScope(const WorkerScope&) = delete;
+  WorkerScope& operator=(const WorkerScope&) = delete;
+
+ private:
+  Communicator& communicator_;
+};
+
+// The rank's own thread waits for its workers.
+class RankWaits {
+ public:
+  explicit RankWaits(Communicator& communicator) : communicator_(communicator) {
+    communicator_.note(Activity::rank_waits);
+  }
+  ~RankWaits() { communicator_.note(Activity::rank_goes_on); }
+  RankWaits(const RankWaits&) = delete;
+  RankWaits& operator=(const RankWaits&) = delete;
+
+ private:
+  Communicator& communicator_;
+};
+
+// The rank waits for something outside of the job, and others may wait for it longer than
+// ConnectOptions::standstill_timeout: a download that pauses, a process that it started.
+class OutsideWait {
+ public:
+  explicit OutsideWait(Communicator& communicator) : communicator_(communicator) {
+    communicator_.note(Activity::outside_wait_begins);
+  }
+  ~OutsideWait() { communicator_.note(Activity::outside_wait_ends); }
+  OutsideWait(const OutsideWait&) = delete;
+  OutsideWait& operator=(const OutsideWait&) = delete;
+
+ private:
+  Communicator& communicator_;
+};
+
+}  // namespace tessera::comm

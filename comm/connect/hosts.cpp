@@ -1,0 +1,187 @@
+// From a world to its communicator over several hosts: the control plane first, over which the
+// ranks tell each other where they are; then each host's memory; then the connections for data.
+#include "comm/connect/hosts.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <map>
+#include <random>
+#include <string_view>
+
+#include "base/error.h"
+#include "base/home_process.h"
+#include "comm/control/payloads.h"
+#include "comm/hosts/communicator.h"
+#include "comm/hosts/mpi/mpi_network.h"
+#include "comm/hosts/tcp/own_address.h"
+#include "comm/hosts/tcp/tcp_network.h"
+#include "comm/outcome.h"
+#include "comm/shared/join/connect.h"
+#include "comm/shared/join/single_process.h"
+#include "comm/timeout.h"
+
+namespace tessera::comm {
+namespace {
+
+// The control plane names who does not come: this host's own waits end after it has spoken.
+constexpr std::chrono::milliseconds lead_of_control{30'000};
+
+constexpr const char* backend_variable = "TESSERA_BACKEND";
+
+// A new network is a row.
+struct NetworkRow {
+  HostsBackend backend;
+  std::unique_ptr<Network> (*make)(const World&);
+};
+constexpr std::array<NetworkRow, 2> networks{{
+    {HostsBackend::tcp,
+     [](const World& world) -> std::unique_ptr<Network> {
+       return std::make_unique<TcpNetwork>(world);
+     }},
+    {HostsBackend::mpi,
+     [](const World& world) -> std::unique_ptr<Network> {
+       return std::make_unique<MpiNetwork>(world);
+     }},
+}};
+
+// TCP is everywhere, and authenticates: mpirun alone is no reason to leave it.
+std::unique_ptr<Network> make_network(const World& world, HostsBackend backend) {
+  if (backend == HostsBackend::automatic) backend = HostsBackend::tcp;
+  const auto row = std::find_if(networks.begin(), networks.end(), [backend](const NetworkRow& one) {
+    return one.backend == backend;
+  });
+  return row->make(world);
+}
+
+// What each rank says of itself.
+std::string describe_self(const World& world, const Network& network) {
+  std::random_device random;
+  control::Writer writer;
+  writer.text(network.backend());
+  writer.text(own_host(world));
+  writer.text(control::name_of(control::introduction_of(world)));
+  writer.number(std::uint64_t{random()} << 32 | random());
+  writer.text(network.contact());
+  return writer.bytes();
+}
+
+std::vector<HostsJob::Member> members_of(const std::vector<std::string>& descriptions,
+                                         std::vector<std::uint64_t>& secrets) {
+  std::map<std::string, int> hosts;
+  std::vector<HostsJob::Member> members;
+  std::string backend;
+  for (const std::string& description : descriptions) {
+    control::Reader reader(description);
+    const std::string other(reader.text());
+    if (members.empty()) backend = other;
+    const std::string host(reader.text());
+    const int number = hosts.emplace(host, static_cast<int>(hosts.size())).first->second;
+    HostsJob::Member& member = members.emplace_back();
+    member.host = number;
+    member.name = reader.text();
+    secrets.push_back(reader.number<std::uint64_t>());
+    member.contact = reader.text();
+    TESSERA_CHECK(other == backend, ErrorCode::configuration,
+                  "{} has backend {} and {} {}: set {} alike on all hosts", members.front().name,
+                  backend, member.name, other, backend_variable);
+  }
+  return members;
+}
+
+// This host's part of the world, as a world of its own. The name under which its ranks meet is one
+// that only this job's ranks know.
+World world_of_host(const World& world, const std::vector<HostsJob::Member>& members,
+                    const std::vector<std::uint64_t>& secrets, std::vector<int>& ranks_here) {
+  const int host = members[static_cast<std::size_t>(world.rank)].host;
+  for (std::size_t rank = 0; rank < members.size(); ++rank) {
+    if (members[rank].host == host) ranks_here.push_back(static_cast<int>(rank));
+  }
+  World result = world;
+  result.size = result.local_size = static_cast<int>(ranks_here.size());
+  result.rank = result.local_rank = static_cast<int>(
+      std::find(ranks_here.begin(), ranks_here.end(), world.rank) - ranks_here.begin());
+  result.run_id +=
+      fmt::format("/{}/{:x}", host, secrets[static_cast<std::size_t>(ranks_here.front())]);
+  return result;
+}
+
+// All ranks have the network or none has.
+void start_network(Network& network, const std::vector<HostsJob::Member>& members,
+                   control::ControlGroup& group) {
+  std::vector<std::string> contacts;
+  for (const HostsJob::Member& member : members) contacts.push_back(member.contact);
+  Call call(Op::exchange, {.phase = Phase::setup});
+  call.set_name("the network between hosts");
+  std::string outcome = encode_success(0);
+  try {
+    network.start(contacts);
+  } catch (const Error& error) {
+    outcome = encode_error(error);
+  }
+  for (const std::string& result : group.exchange(call, outcome)) (void)decode_result(result);
+}
+
+}  // namespace
+
+HostsBackend hosts_backend(const ConnectOptions& options) {
+  if (options.hosts_backend != HostsBackend::automatic) return options.hosts_backend;
+  const char* text = std::getenv(backend_variable);
+  const std::string_view name = text == nullptr ? "" : text;
+  if (name.empty() || name == "auto") return HostsBackend::automatic;
+  if (name == "shm+tcp") return HostsBackend::tcp;
+  if (name == "shm+mpi") return HostsBackend::mpi;
+  fail(ErrorCode::configuration,
+       "environment variable {} is '{}': auto, shm+tcp or shm+mpi wanted, for ranks on CPUs of "
+       "several hosts",
+       backend_variable, name);
+}
+
+std::shared_ptr<Communicator> connect_hosts(const World& world, const ConnectOptions& options) {
+  const auto timeout = collective_timeout(options);
+  const HostsBackend backend = hosts_backend(options);
+  // MPI starts once in a process: before the ranks meet by it, or else when all are there.
+  std::unique_ptr<Network> network;
+  if (backend == HostsBackend::mpi) network = make_network(world, backend);
+  const auto plane = std::make_shared<control::ControlPlane>(
+      control::connect_control_plane(world, {.rendezvous = options.rendezvous_timeout,
+                                             .collective = timeout,
+                                             .standstill = standstill_timeout(options)}));
+  control::RankControl& control = *plane->control;
+  std::vector<std::int32_t> everybody;
+  for (int rank = 0; rank < world.size; ++rank) everybody.push_back(rank);
+  control::ControlGroup group(plane->control, everybody, 1, "world");
+  try {
+    if (network == nullptr) network = make_network(world, backend);
+    Call call(Op::exchange, {.phase = Phase::setup});
+    call.set_name("where the ranks are");
+    std::vector<std::uint64_t> secrets;
+    std::vector<HostsJob::Member> members =
+        members_of(group.exchange(call, describe_self(world, *network)), secrets);
+    start_network(*network, members, group);
+    network->meet([plane, call] { plane->control->check(call); });
+    std::vector<int> ranks_here;
+    const World host = world_of_host(world, members, secrets, ranks_here);
+    const JoinedJob local = join_shared_job(
+        host, options, timeout + lead_of_control,
+        {.world_ranks = ranks_here,
+         .watch = std::shared_ptr<StandstillWatch>(plane, &control.watch()),
+         .look = [plane](const Call& in) { plane->control->check(in); },
+         .tell_failure = [plane](std::string_view text) { plane->control->abort(text); }});
+    auto of_host =
+        std::static_pointer_cast<SharedCommunicator>(make_world(local.job, local.world_group));
+    const auto job =
+        std::make_shared<HostsJob>(plane, std::move(network), std::move(members), timeout);
+    std::vector<int> world_ranks(everybody.begin(), everybody.end());
+    return make_shared_at_home<HostsCommunicator>(job, std::move(group), std::move(world_ranks),
+                                                  std::move(of_host));
+  } catch (const Error& error) {
+    control.abort(error.what());
+    throw;
+  }
+}
+
+}  // namespace tessera::comm

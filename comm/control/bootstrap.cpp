@@ -1,0 +1,196 @@
+// Rank 0's address by TCP port, by file, or by MPI.
+#include "comm/control/bootstrap.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <optional>
+#include <sstream>
+#include <string_view>
+#include <thread>
+
+#include "base/error.h"
+#include "comm/control/mpi_broadcast.h"
+#include "comm/wait_notice.h"
+
+namespace tessera::comm::control {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr int ports_tried = 16;
+constexpr std::chrono::milliseconds pause{50};
+
+struct Address {
+  std::string host;
+  int first_port = 0;
+  int ports = 0;
+};
+
+bool is_set(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0';
+}
+
+// This host as others reach it.
+std::string own_address(const World& world) {
+  if (world.local_size == world.size) return "127.0.0.1";
+  if (is_set("TESSERA_HOST_ADDRESS")) return std::getenv("TESSERA_HOST_ADDRESS");
+  ifaddrs* list = nullptr;
+  TESSERA_SYSTEM(getifaddrs(&list));
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(list, &freeifaddrs);
+  for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
+    if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != AF_INET) continue;
+    if ((one->ifa_flags & IFF_LOOPBACK) != 0 || (one->ifa_flags & IFF_UP) == 0) continue;
+    char text[INET_ADDRSTRLEN];
+    const auto* address = reinterpret_cast<const sockaddr_in*>(one->ifa_addr);
+    if (inet_ntop(AF_INET, &address->sin_addr, text, sizeof(text)) != nullptr) return text;
+  }
+  fail(ErrorCode::configuration,
+       "this host has no network address for the other hosts' ranks; name one with "
+       "TESSERA_HOST_ADDRESS, or use TESSERA_BOOTSTRAP=tcp with MASTER_ADDR");
+}
+
+FileDescriptor listen_near(int port, bool loopback) {
+  for (int i = 0; i < ports_tried; ++i) {
+    if (auto listener = listen_on(port + i, loopback)) return std::move(*listener);
+  }
+  fail(ErrorCode::configuration,
+       "ports {} to {} are all taken on rank 0's host; set MASTER_PORT to another", port,
+       port + ports_tried - 1);
+}
+
+std::string as_text(const World& world, int listener) {
+  return fmt::format("{} {}", own_address(world), port_of(listener));
+}
+
+Address from_text(const std::string& text, std::string_view source) {
+  std::istringstream stream(text);
+  Address address;
+  address.ports = 1;
+  TESSERA_CHECK(static_cast<bool>(stream >> address.host >> address.first_port),
+                ErrorCode::configuration, "{} holds no address of rank 0: '{}'", source, text);
+  return address;
+}
+
+// Whole or not at all: readers look at any time.
+void write_address(const std::filesystem::path& path, const std::string& text) {
+  const std::filesystem::path partial = path.string() + ".partial";
+  {
+    std::ofstream file(partial);
+    file << text << "\n";
+    file.flush();
+    TESSERA_CHECK(file.good(), ErrorCode::configuration,
+                  "TESSERA_BOOTSTRAP: {} cannot be written; name a file that all hosts see",
+                  partial.string());
+  }
+  std::filesystem::rename(partial, path);
+}
+
+// What stands in the file now: nothing, or an earlier job's, as long as rank 0 has not written.
+std::optional<Address> read_address(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::string line;
+  if (!std::getline(file, line) || line.empty()) return std::nullopt;
+  return from_text(line, path.string());
+}
+
+// Goes through the ports until the job's hub answers at one.
+std::shared_ptr<RankControl> join(const std::function<std::optional<Address>()>& where,
+                                  const std::string& place, const World& world, const JobKey& key,
+                                  const Patience& patience) {
+  const auto deadline = Clock::now() + patience.rendezvous;
+  std::string last = "nobody listens there";
+  WaitNotice notice(patience.rendezvous);
+  do {
+    const Address address = where().value_or(Address{});
+    for (int port = address.first_port; port < address.first_port + address.ports; ++port) {
+      std::optional<FileDescriptor> connection = connect_to(address.host, port);
+      if (!connection) continue;
+      try {
+        return std::make_shared<RankControl>(std::move(*connection), world, key, patience);
+      } catch (const NotOurHub& other) {
+        last = other.what();
+      }
+    }
+    notice.look(
+        [&] { return fmt::format("rank {} waits for rank 0 at {}: {}", world.rank, place, last); });
+    std::this_thread::sleep_for(pause);
+  } while (Clock::now() < deadline);
+  fail(ErrorCode::rank_failed, "rank {} did not find rank 0 by {} within {} s: {}", world.rank,
+       place, std::chrono::duration<double>(patience.rendezvous).count(), last);
+}
+
+// What TESSERA_BOOTSTRAP says; without it, ranks of mpirun that are not told where rank 0 is ask
+// MPI.
+std::string way_to_meet(bool one_host) {
+  if (is_set("TESSERA_BOOTSTRAP")) return std::getenv("TESSERA_BOOTSTRAP");
+  const bool of_mpirun =
+      (is_set("OMPI_COMM_WORLD_SIZE") || is_set("MPI_LOCALNRANKS")) && !is_set("RANK");
+  return of_mpirun && !one_host && !is_set("MASTER_ADDR") ? "mpi" : "tcp";
+}
+
+}  // namespace
+
+bool meets_by_mpi(const World& world) {
+  return way_to_meet(world.local_size == world.size) == "mpi";
+}
+
+ControlPlane connect_control_plane(const World& world, const Patience& patience) {
+  return connect_control_plane(world, patience, JobKey::from_environment());
+}
+
+ControlPlane connect_control_plane(const World& world, const Patience& patience,
+                                   const JobKey& key) {
+  const bool one_host = world.local_size == world.size;
+  TESSERA_CHECK(one_host || key.given() || key.declined(), ErrorCode::configuration,
+                "a job over several hosts needs a key that strangers on the network do not have: "
+                "give all hosts the same {} (`openssl rand -hex 32` makes one) or {}, or say {}={} "
+                "on a network without strangers",
+                job_key_variable, job_key_file_variable, job_key_variable, no_job_key);
+  const std::string way = way_to_meet(one_host);
+  constexpr std::string_view file_prefix = "file:";
+  const bool by_file = way.starts_with(file_prefix) && way.size() > file_prefix.size();
+  TESSERA_CHECK(way == "tcp" || way == "mpi" || by_file, ErrorCode::configuration,
+                "TESSERA_BOOTSTRAP is '{}': tcp, mpi or file:PATH wanted", way);
+  const std::filesystem::path path = by_file ? way.substr(file_prefix.size()) : "";
+
+  ControlPlane plane;
+  Address address{world.master_address, world.master_port, ports_tried};
+  std::string announced;
+  if (world.rank == 0) {
+    // The other hosts' ranks will not find what this one cannot.
+    if (way == "tcp" && !one_host) require_address(world.master_address);
+    // The ranks of one host come by its loopback, if MASTER_ADDR says nothing else.
+    FileDescriptor listener = listen_near(way == "tcp" ? world.master_port : 0,
+                                          one_host && is_loopback(world.master_address));
+    if (way != "tcp") announced = as_text(world, listener.get());
+    address = {"127.0.0.1", port_of(listener.get()), 1};
+    plane.hub = std::make_unique<Hub>(std::move(listener), world, key,
+                                      Hub::Options{.rendezvous = patience.rendezvous,
+                                                   .collective = patience.collective,
+                                                   .standstill = patience.standstill});
+    if (by_file) write_address(path, announced);
+  }
+  if (way == "mpi") {
+    const std::string text = broadcast_by_mpi(announced, world.rank);
+    if (world.rank != 0) address = from_text(text, "MPI's broadcast");
+  }
+  const auto where = [&]() -> std::optional<Address> {
+    return by_file && world.rank != 0 ? read_address(path) : address;
+  };
+  const std::string place = by_file ? "the file " + path.string()
+                                    : fmt::format("{} port {}", address.host, address.first_port);
+  plane.control = join(where, place, world, key, patience);
+  if (by_file && world.rank == 0) std::filesystem::remove(path);  // all have come
+  return plane;
+}
+
+}  // namespace tessera::comm::control

@@ -1,0 +1,107 @@
+// How a connection of the control plane begins: both ends prove to each other that they know the
+// job's key before either says who it is.
+//
+//   caller: knock      which meeting it looks for, and a nonce
+//   host:   challenge  a nonce, and its proof over both
+//   caller: hello      its proof over both, and who it is
+//   host:   hello      who it is; or a refusal that says why not
+//
+// Without a key the proofs are empty, and everybody who knows the meeting comes in. The key proves
+// who is at the other end when a connection begins; what passes later is neither encrypted nor
+// signed (SECURITY.md).
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+#include "comm/control/frame_stream.h"
+#include "comm/control/job_key.h"
+#include "comm/control/wire.h"
+
+struct pollfd;
+
+namespace tessera::comm::control {
+
+// Whoever listens is not the host of this meeting. With ErrorCode::configuration it may be one that
+// has another key or version.
+class NotOurHub : public Error {
+  using Error::Error;
+};
+
+// Who may come to a door: those who look for the same and have the same key.
+struct Meeting {
+  std::uint64_t id = 0;
+  JobKey key;
+};
+// `purpose` tells doors of one job apart, `name` the jobs.
+Meeting meeting_of(std::string_view purpose, std::string_view name, JobKey key);
+
+// The caller's side: returns what the host says of itself. Throws NotOurHub, or
+// Error(configuration) with the host's reason when it has proven itself and refuses.
+std::string introduce(int socket, const Meeting& meeting, std::string_view introduction,
+                      std::chrono::milliseconds patience);
+
+// The host's side, for a thread that serves other connections too: nothing here waits.
+//
+// A stranger that sends something else, or does not get through in time, is dropped. Those that
+// have not proven themselves are bounded in number and memory: the others wait in the listening
+// socket's queue. The first stranger is a line on stderr, further ones are not.
+class Door {
+ public:
+  struct Options {
+    std::size_t strangers = 64;  // at a time
+    std::chrono::milliseconds patience{6'000};
+    std::function<void(const std::string&)> report = {};  // the line; empty: to stderr
+  };
+  // Somebody who has come in.
+  struct Caller {
+    FileDescriptor connection;  // blocking
+    std::string introduction;
+  };
+
+  // `host` names this end in the line about a stranger.
+  Door(FileDescriptor listener, Meeting meeting, std::string host, Options options);
+
+  // Appends what poll() is to watch.
+  void add_to(std::vector<pollfd>& watched) const;
+  // Those who have come in since. A caller waits for answer() or refuse().
+  std::vector<Caller> serve();
+  // A connection that somebody else has accepted.
+  void take(FileDescriptor connection);
+  [[nodiscard]] std::size_t strangers() const { return strangers_.size(); }
+
+  static void answer(const Caller& caller, std::string_view introduction);
+  static void refuse(const Caller& caller, std::string_view reason);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Stranger {
+    FrameStream stream;
+    std::string address;
+    Clock::time_point deadline;
+    bool knocked = false;
+    Nonce its{}, ours{};
+  };
+
+  void accept_all();
+  // Moves a stranger on; true when it is to be dropped.
+  bool drops(Stranger& stranger, std::vector<Caller>& callers);
+  bool take_knock(Stranger& stranger, const Frame& frame);
+  bool take_hello(Stranger& stranger, const Frame& frame, std::vector<Caller>& callers);
+  bool report(const Stranger& stranger, std::string_view what);  // true
+
+  FileDescriptor listener_;
+  Meeting meeting_;
+  std::string host_;
+  Options options_;
+  std::vector<Stranger> strangers_;
+  bool reported_ = false;
+};
+
+}  // namespace tessera::comm::control

@@ -1,0 +1,123 @@
+// Frames over a TCP connection: what the ranks of a job that spans hosts tell each other.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/error.h"
+#include "comm/file_descriptor.h"
+
+namespace tessera::comm::control {
+
+enum class FrameKind : std::uint32_t {
+  hello,      // who the sender is; the door answers with who its host is
+  welcome,    // all have come
+  refusal,    // the caller does not belong here; the payload says why
+  group,      // a rank will post in this group; the payload says who is in it
+  post,       // a rank's part of a round
+  answer,     // all parts of a round
+  failure,    // the job has failed; the payload says how
+  leave,      // a rank ends in good order
+  beat,       // the sender lives; a rank says as well whether it moves
+  knock,      // the first of a connection: which meeting the caller looks for
+  challenge,  // the door's answer, and its proof
+};
+
+struct FrameHeader {
+  static constexpr std::uint32_t magic_number = 0x74737261;  // "arst" in memory
+  std::uint32_t magic = magic_number;
+  FrameKind kind = FrameKind::hello;
+  std::uint64_t group = 0;
+  std::uint64_t round = 0;
+  std::uint64_t bytes = 0;  // of the payload that follows
+};
+
+struct Frame {
+  FrameHeader header;
+  std::string payload;
+};
+
+// The other end has taken or sent nothing for the connection's time-out, in the middle of a frame.
+class Stalled : public Error {
+  using Error::Error;
+};
+
+// Larger payloads are no frames of ours.
+inline constexpr std::uint64_t max_frame_bytes = std::uint64_t{1} << 30;
+
+// Both throw Error(rank_failed) when the connection breaks; receive_frame gives nothing when the
+// other end has closed it between two frames, or when nothing arrived within the socket's receive
+// time-out.
+void send_frame(int socket, FrameHeader header, std::string_view payload);
+std::optional<Frame> receive_frame(int socket);
+
+// A listening socket on all addresses of this host, or on its loopback alone. Port 0 takes a free
+// one. Without a value the port is taken.
+std::optional<FileDescriptor> listen_on(int port, bool loopback = false);
+int port_of(int socket);
+// "10.0.0.7", of the other end.
+std::string address_of_peer(int socket);
+// The name server of a host's name does not answer: the name may be known later.
+class NoNameServer : public Error {
+  using Error::Error;
+};
+// Throws Error(configuration) when `host` has no address, NoNameServer when that is not known.
+void require_address(const std::string& host);
+
+// Without a value nobody listens there (yet), or nobody answers for so long. Throws as
+// require_address() does.
+std::optional<FileDescriptor> connect_to(
+    const std::string& host, int port,
+    std::chrono::milliseconds patience = std::chrono::milliseconds(5000));
+bool is_loopback(const std::string& host);
+// For a connection of the control plane: its frames go before what else the host sends, and the
+// kernel gives it up, and lets go of it, when nothing is acknowledged for `silence`.
+void prepare_connection(int socket, std::chrono::milliseconds silence);
+void set_blocking(int socket, bool blocking);
+// Zero: none.
+void set_receive_timeout(int socket, std::chrono::milliseconds timeout);
+void set_send_timeout(int socket, std::chrono::milliseconds timeout);
+
+// Numbers and texts in a payload.
+class Writer {
+ public:
+  template <class T>
+  void number(T value) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    bytes_.append(reinterpret_cast<const char*>(&value), sizeof(value));
+  }
+  void text(std::string_view value) {
+    number<std::uint64_t>(value.size());
+    bytes_ += value;
+  }
+  void raw(std::string_view value) { bytes_ += value; }
+  [[nodiscard]] const std::string& bytes() const { return bytes_; }
+
+ private:
+  std::string bytes_;
+};
+
+// Throws Error(rank_failed) when the payload ends too early.
+class Reader {
+ public:
+  explicit Reader(std::string_view bytes) : rest_(bytes) {}
+  template <class T>
+  T number() {
+    static_assert(std::is_trivially_copyable_v<T>);
+    const std::string_view part = take(sizeof(T));
+    T value;
+    __builtin_memcpy(&value, part.data(), sizeof(T));
+    return value;
+  }
+  std::string_view text() { return take(number<std::uint64_t>()); }
+  std::string_view take(std::uint64_t bytes);
+  [[nodiscard]] std::string_view rest() const { return rest_; }
+
+ private:
+  std::string_view rest_;
+};
+
+}  // namespace tessera::comm::control

@@ -1,0 +1,275 @@
+// Setting up, waiting and small messages over several hosts.
+#include "comm/hosts/communicator.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <random>
+
+#include "base/error.h"
+#include "base/home_process.h"
+#include "comm/outcome.h"
+#include "comm/watch/running_clock.h"
+
+namespace tessera::comm {
+namespace {
+
+// Whoever waits for messages looks this often whether the job has failed.
+constexpr std::chrono::milliseconds failure_interval{20};
+// The control plane's word on why a connection broke may take this long: its own connections break
+// at the same moment, or its beats are missing.
+constexpr std::chrono::milliseconds time_for_cause{2000};
+
+std::uint64_t random_number() {
+  std::random_device random;
+  return std::uint64_t{random()} << 32 | random();
+}
+
+// Everything in which calls may differ.
+std::uint64_t fingerprint_of(const Call& call, std::uint64_t number) {
+  std::uint64_t hash = 14695981039346656037u;  // FNV-1a, by words
+  for (const std::uint64_t value :
+       {number, static_cast<std::uint64_t>(call.op), static_cast<std::uint64_t>(call.phase),
+        static_cast<std::uint64_t>(call.in_dtype), static_cast<std::uint64_t>(call.out_dtype),
+        std::uint64_t{call.accumulate}, static_cast<std::uint64_t>(call.sharing),
+        std::uint64_t{call.unit}, call.step, call.bytes, call.buffer,
+        static_cast<std::uint64_t>(call.group), static_cast<std::uint64_t>(call.root),
+        std::uint64_t{call.scale_bits}, call.name_hash}) {
+    hash = (hash ^ value) * 1099511628211u;
+    hash ^= hash >> 29;
+  }
+  return hash;
+}
+
+// How a thread that waits for messages looks to those who watch over the ranks: at work while bytes
+// come, however slow the network is; as one that waits for others when none have come for long.
+class Idleness {
+ public:
+  explicit Idleness(StandstillWatch& watch) : watch_(watch) {}
+  ~Idleness() { work(); }
+  Idleness(const Idleness&) = delete;
+  Idleness& operator=(const Idleness&) = delete;
+
+  [[nodiscard]] bool begun() const { return state_ != State::works; }
+  void sleep() {
+    if (begun()) return;
+    watch_.begin_outside();
+    state_ = State::sleeps;
+  }
+  void wait(const Call& call) {
+    if (state_ == State::waits) return;
+    work();
+    watch_.begin_remote();
+    watch_.begin_wait();
+    watch_.set_call(describe(call));
+    state_ = State::waits;
+  }
+  void work() {
+    if (state_ == State::sleeps) watch_.end_outside();
+    if (state_ == State::waits) {
+      watch_.end_wait();
+      watch_.end_remote();
+    }
+    state_ = State::works;
+  }
+
+ private:
+  enum class State : std::uint8_t { works, sleeps, waits };
+  StandstillWatch& watch_;
+  State state_ = State::works;
+};
+
+std::vector<int> hosts_of(const HostsJob& job, const std::vector<int>& world_ranks) {
+  std::vector<int> hosts;
+  for (const int rank : world_ranks) hosts.push_back(job.member(rank).host);
+  return hosts;
+}
+
+}  // namespace
+
+HostsCommunicator::HostsCommunicator(std::shared_ptr<HostsJob> job, control::ControlGroup group,
+                                     std::vector<int> world_ranks,
+                                     std::shared_ptr<SharedCommunicator> local)
+    : job_(std::move(job)),
+      group_(std::move(group)),
+      world_ranks_(std::move(world_ranks)),
+      local_(std::move(local)),
+      topology_(hosts_of(*job_, world_ranks_), group_.rank()) {
+  for (const int peer : topology_.peers()) peers_.push_back({.rank = peer});
+  Call call(Op::duplicate, {.phase = Phase::setup});
+  call.set_name(group_.name());
+  try {
+    // The first rank chooses the channel's number.
+    control::Writer writer;
+    writer.number(random_number());
+    const std::vector<std::string> numbers = group_.exchange(call, writer.bytes());
+    channel_ = control::Reader(numbers.front()).number<std::uint64_t>();
+    transport_ = job_->open(channel_, topology_.peers(), world_ranks_);
+  } catch (const Error& error) {
+    local_->abort(error.what());
+    throw;
+  }
+}
+
+HostsCommunicator::~HostsCommunicator() = default;
+
+SharedBuffer& HostsCommunicator::own(Buffer& buffer, Op op) const {
+  auto* shared = dynamic_cast<SharedBuffer*>(&buffer);
+  TESSERA_REQUIRE(shared != nullptr && &shared->group() == &local_->group(),
+                  "{} on '{}': the buffer comes from another communicator", name_of(op),
+                  group_.name());
+  return *shared;
+}
+
+// All ranks have the buffer or none has.
+std::shared_ptr<Buffer> HostsCommunicator::allocate(std::string_view name, std::size_t bytes,
+                                                    Sharing sharing) {
+  Call call(Op::allocate, {.phase = Phase::setup});
+  call.bytes = bytes;
+  call.buffer = ++buffers_;
+  call.sharing = sharing;
+  call.set_name(name);
+  std::shared_ptr<Buffer> buffer;
+  std::string outcome = encode_success(0);
+  job_->control().check(call);
+  try {
+    buffer = local_->allocate(name, bytes, sharing);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::rank_failed) throw;
+    outcome = encode_error(error);
+  }
+  for (const std::string& result : group_.exchange(call, outcome)) (void)decode_result(result);
+  return buffer;
+}
+
+void HostsCommunicator::acquire(Buffer& buffer, Tag tag) {
+  SharedBuffer& shared = own(buffer, Op::acquire);
+  job_->control().check(shared.call(Op::acquire, tag));
+  shared.acquire(tag);
+}
+
+void HostsCommunicator::collective(const Call& call, const std::function<void()>& body) {
+  group_.announce(call);
+  ++collectives_;
+  run(call, body);
+}
+
+void HostsCommunicator::run(const Call& call, const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    job_->give_up();
+    job_->control().check_soon(call, time_for_cause);
+    local_->abort(error.what());
+    throw;
+  } catch (const std::exception& error) {  // this rank's own: no memory
+    job_->give_up();
+    local_->abort(fmt::format("{}: {}", describe(call), error.what()));
+    throw;
+  }
+}
+
+void HostsCommunicator::wait_for(Transport& transport, const Call& call,
+                                 const std::function<bool(bool& busy)>& done) {
+  StandstillWatch& watch = job_->control().watch();
+  Idleness idleness(watch);
+  RunningClock clock(std::chrono::milliseconds(100));
+  std::chrono::nanoseconds moved_at{0};
+  for (;;) {
+    bool busy = false;
+    if (done(busy)) return;
+    const auto patience =
+        idleness.begun() && !busy ? failure_interval : std::chrono::milliseconds(0);
+    if (transport.move(patience) || busy) {
+      moved_at = clock.look();
+      idleness.work();
+      continue;
+    }
+    idleness.sleep();
+    job_->control().check(call);
+    local_->group().check(call);
+    const std::chrono::nanoseconds still = clock.look() - moved_at;
+    if (still > watch.limit()) idleness.wait(call);
+    if (still > job_->timeout()) fail_late(transport, call);
+  }
+}
+
+void HostsCommunicator::move_until(const Call& call, const std::function<bool(bool& busy)>& done) {
+  wait_for(*transport_, call, [&](bool& busy) {
+    compare_headers(call);
+    return done(busy);
+  });
+}
+
+void HostsCommunicator::fail_late(const Transport& transport, const Call& call) const {
+  std::string names;
+  for (const int peer : transport.waits_for()) {
+    const int number = world_ranks_[static_cast<std::size_t>(peer)];
+    names += (names.empty() ? "" : ", ") + job_->member(number).name;
+  }
+  fail(ErrorCode::rank_failed,
+       "rank {} in {} on '{}': nothing has come from or gone to {} for {:.1f} s "
+       "(TESSERA_COMM_TIMEOUT)",
+       job_->control().rank(), describe(call), group_.name(), names,
+       std::chrono::duration<double>(job_->timeout()).count());
+}
+
+Transport::Ticket HostsCommunicator::send_data(int peer, const std::byte* from, std::size_t bytes) {
+  job_->count_sent(bytes);
+  return transport_->send(peer, from, bytes);
+}
+
+HostsCommunicator::Header HostsCommunicator::header_of(const Call& call, std::uint64_t number) {
+  return {.call = fingerprint_of(call, number), .ranges = 0};
+}
+
+// Nothing is under way before it, and everything of the call comes behind it.
+void HostsCommunicator::exchange_headers(const Call& call, std::uint64_t ranges) {
+  own_header_ = header_of(call, collectives_);
+  own_header_.ranges = ranges;
+  for (Peer& peer : peers_) {
+    transport_->send(peer.rank, reinterpret_cast<const std::byte*>(&own_header_),
+                     sizeof(own_header_));
+    peer.arrives = transport_->receive(peer.rank, reinterpret_cast<std::byte*>(&peer.header),
+                                       sizeof(peer.header));
+    peer.is_compared = false;
+  }
+}
+
+void HostsCommunicator::compare_headers(const Call& call) {
+  for (Peer& peer : peers_) {
+    if (peer.is_compared || !transport_->received(peer.rank, peer.arrives)) continue;
+    peer.is_compared = true;
+    if (peer.header.call == own_header_.call) continue;
+    job_->control().check_soon(call, job_->timeout());  // which calls these are
+    fail(ErrorCode::rank_failed, "rank {} in {}: {} is in another call", job_->control().rank(),
+         describe(call), job_->member(world_ranks_[static_cast<std::size_t>(peer.rank)]).name);
+  }
+}
+
+std::vector<std::string> HostsCommunicator::exchange(std::string_view message, Tag tag) {
+  return group_.exchange(message, tag);
+}
+
+std::string HostsCommunicator::broadcast(std::string_view message, int root, Tag tag) {
+  return group_.broadcast(message, root, tag);
+}
+
+void HostsCommunicator::barrier(Tag tag) {
+  group_.barrier(tag);
+}
+
+std::shared_ptr<Communicator> HostsCommunicator::split(int color, int key, std::string_view name) {
+  control::ControlGroup group = group_.split(color, key, name);
+  auto local = std::static_pointer_cast<SharedCommunicator>(local_->split(color, key, name));
+  std::vector<int> numbers(group.members().begin(), group.members().end());
+  if (local->size() == group.size()) return local;
+  return make_shared_at_home<HostsCommunicator>(job_, std::move(group), std::move(numbers),
+                                                std::move(local));
+}
+
+std::shared_ptr<Communicator> HostsCommunicator::duplicate(std::string_view name) {
+  return split(0, rank(), name);
+}
+
+}  // namespace tessera::comm

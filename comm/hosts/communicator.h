@@ -1,0 +1,130 @@
+// The communicator of ranks on several hosts: shared memory inside a host, where a gathered buffer
+// exists once; between hosts messages of a Transport, which each rank exchanges with one
+// counterpart a host; the control plane for small messages, and to find ranks that differ or fail.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/control/rank_control.h"
+#include "comm/hosts/job.h"
+#include "comm/hosts/topology.h"
+#include "comm/hosts/transport.h"
+#include "comm/shared/communicator.h"
+
+namespace tessera::comm {
+
+class HostsCommunicator final : public Communicator {
+ public:
+  // Collective. `world_ranks` are the ranks of `group` by their numbers in the world, and `local`
+  // connects those on this host, in the same order.
+  HostsCommunicator(std::shared_ptr<HostsJob> job, control::ControlGroup group,
+                    std::vector<int> world_ranks, std::shared_ptr<SharedCommunicator> local);
+  ~HostsCommunicator() override;
+  HostsCommunicator(const HostsCommunicator&) = delete;
+  HostsCommunicator& operator=(const HostsCommunicator&) = delete;
+
+  [[nodiscard]] int rank() const override { return group_.rank(); }
+  [[nodiscard]] int size() const override { return group_.size(); }
+  [[nodiscard]] std::string_view backend() const override { return job_->backend(); }
+  [[nodiscard]] Device device() const override { return Device::cpu(); }
+  [[nodiscard]] int ranks_per_host() const override { return local_->size(); }
+
+  std::shared_ptr<Buffer> allocate(std::string_view name, std::size_t bytes,
+                                   Sharing sharing) override;
+  void acquire(Buffer& buffer, Tag tag) override;
+  void all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges, Tag tag) override;
+  void reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges, Reduction reduction,
+                      Tag tag) override;
+  void all_reduce(Buffer& buffer, std::int64_t count, void* out, Reduction reduction,
+                  Tag tag) override;
+  void reserve_scratch(std::size_t bytes) override;
+  void send(const void* memory, std::size_t bytes, int to, Tag tag) override;
+  void receive(void* memory, std::size_t bytes, int from, Tag tag) override;
+  void broadcast(void* memory, std::size_t bytes, int root, Tag tag) override;
+  std::vector<std::string> exchange(std::string_view message, Tag tag) override;
+  std::string broadcast(std::string_view message, int root, Tag tag) override;
+  void barrier(Tag tag) override;
+  // Ranks of one host get a communicator of that host alone.
+  std::shared_ptr<Communicator> split(int color, int key, std::string_view name) override;
+  std::shared_ptr<Communicator> duplicate(std::string_view name) override;
+  [[nodiscard]] std::size_t held_bytes() const override { return local_->held_bytes(); }
+  [[nodiscard]] std::uint64_t bytes_between_hosts() const override { return job_->bytes_sent(); }
+  void abort(std::string_view reason) noexcept override { local_->abort(reason); }
+  void note(Activity activity) noexcept override { local_->note(activity); }
+
+ private:
+  struct Range {
+    std::int64_t first;
+    std::int64_t count;
+  };
+  // What goes before the data of a collective. The control plane says in what calls differ; this,
+  // that none is taken for another meanwhile.
+  struct Header {
+    std::uint64_t call = 0;  // its number and what it is
+    std::uint64_t ranges = 0;
+  };
+  struct Peer {
+    int rank = 0;
+    Header header{};
+    Transport::Ticket arrives = 0;
+    bool is_compared = true;
+    std::vector<Range> ranges{};  // that it wants summed
+  };
+  class EncodedShares;  // what a gather sends in fewer bits
+  class Reducing;       // sums over ranges that the ranks divide among themselves
+  struct alignas(64) CacheLine {
+    std::byte bytes[64];
+  };
+
+  SharedBuffer& own(Buffer& buffer, Op op) const;
+  // Runs a collective that the control plane is told of.
+  void collective(const Call& call, const std::function<void()>& body);
+  // What breaks in it is often the consequence of what the control plane knows: that is what is
+  // thrown then.
+  void run(const Call& call, const std::function<void()>& body);
+  // Moves messages until done() holds; it may do work, and then says so with `busy`.
+  void move_until(const Call& call, const std::function<bool(bool& busy)>& done);
+  void wait_for(Transport& transport, const Call& call,
+                const std::function<bool(bool& busy)>& done);
+  [[noreturn]] void fail_late(const Transport& transport, const Call& call) const;
+  void meet(const Call& call) { local_->group().meet_with_queues(call); }
+  Transport::Ticket send_data(int peer, const std::byte* from, std::size_t bytes);
+  static Header header_of(const Call& call, std::uint64_t number);
+  void exchange_headers(const Call& call, std::uint64_t ranges);
+  void compare_headers(const Call& call);
+  void gather(std::byte* memory, const std::vector<GatheredRange>& ranges, const Call& call);
+  // Tells the peers which ranges this rank wants summed, and hears theirs.
+  void exchange_ranges(const std::vector<ReducedRange>& mine, const Call& call);
+  [[nodiscard]] const std::vector<Range>& ranges_of(int client) const;
+  void all_reduce_in_pieces(SharedBuffer& buffer, std::int64_t count, void* out,
+                            const Reduction& reduction, Call call);
+  std::byte* scratch(std::size_t bytes);
+  // Of messages to one rank of another host; made at the first of them, by both.
+  Transport& line_to(int peer, const Call& call);
+
+  std::shared_ptr<HostsJob> job_;
+  control::ControlGroup group_;
+  std::vector<int> world_ranks_;
+  std::shared_ptr<SharedCommunicator> local_;
+  Topology topology_;
+  std::unique_ptr<Transport> transport_;
+  std::uint64_t channel_ = 0;
+  std::map<int, std::unique_ptr<Transport>> lines_;
+  Header own_header_;
+  std::vector<Range> own_ranges_;
+  std::vector<Peer> peers_;
+  std::uint64_t collectives_ = 0;
+  std::uint64_t buffers_ = 0;
+  std::shared_ptr<SharedBuffer> sums_;  // of all_reduce
+  std::vector<CacheLine> scratch_;
+  HeldBlock held_scratch_;
+};
+
+}  // namespace tessera::comm

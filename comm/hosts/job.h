@@ -1,0 +1,70 @@
+// What the communicators of one rank of a job over several hosts share: the control plane, the part
+// of the job on this host, and where the ranks of other hosts are.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/control/bootstrap.h"
+#include "comm/hosts/network.h"
+#include "comm/shared/job.h"
+
+namespace tessera::comm {
+
+class HostsJob {
+ public:
+  // What is known of a rank of the world.
+  struct Member {
+    int host = 0;
+    std::string name;     // "rank 3 (pid 4711 on node1)"
+    std::string contact;  // for the network
+  };
+  HostsJob(std::shared_ptr<control::ControlPlane> plane, std::unique_ptr<Network> network,
+           std::vector<Member> members, std::chrono::milliseconds timeout)
+      : plane_(std::move(plane)),
+        network_(std::move(network)),
+        members_(std::move(members)),
+        timeout_(timeout) {}
+  ~HostsJob();  // leaves the network with all ranks, unless the job has failed
+  HostsJob(const HostsJob&) = delete;
+  HostsJob& operator=(const HostsJob&) = delete;
+
+  [[nodiscard]] std::string_view backend() const { return network_->backend(); }
+  [[nodiscard]] control::RankControl& control() const { return *plane_->control; }
+  [[nodiscard]] const Member& member(int world_rank) const {
+    return members_[static_cast<std::size_t>(world_rank)];
+  }
+  // How long nothing may move in a collective.
+  [[nodiscard]] std::chrono::milliseconds timeout() const { return timeout_; }
+
+  // Collective over the ranks of a communicator: a transport from this rank to `peers`, ranks of
+  // the communicator, whose numbers in the world are `world_ranks`.
+  [[nodiscard]] std::unique_ptr<Transport> open(std::uint64_t channel,
+                                                const std::vector<int>& peers,
+                                                const std::vector<int>& world_ranks) const;
+
+  // This rank has seen a collective fail: the network touches no memory of it any more.
+  void give_up() const noexcept { network_->give_up(); }
+
+  // Of all communicators.
+  void count_sent(std::uint64_t bytes) { bytes_sent_.fetch_add(bytes, std::memory_order_relaxed); }
+  [[nodiscard]] std::uint64_t bytes_sent() const {
+    return bytes_sent_.load(std::memory_order_relaxed);
+  }
+
+ private:
+  std::shared_ptr<control::ControlPlane> plane_;
+  std::unique_ptr<Network> network_;
+  std::vector<Member> members_;
+  std::chrono::milliseconds timeout_;
+  std::atomic<std::uint64_t> bytes_sent_{0};
+};
+
+}  // namespace tessera::comm

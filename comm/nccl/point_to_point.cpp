@@ -1,0 +1,43 @@
+// Memory from rank to rank over NCCL.
+#include "base/error.h"
+#include "comm/arguments.h"
+#include "comm/nccl/communicator.h"
+
+namespace tessera::comm {
+
+// The two ranks alone know of it: the control plane compares what all of a group's ranks call.
+void NcclCommunicator::send(const void* memory, std::size_t bytes, int to, Tag tag) {
+  const Call call = call_of_message(group_.name(), rank(), to, size(), bytes, false, tag);
+  job_->control().check(call);
+  if (bytes == 0) return;
+  channel_->transfer({{to, static_cast<const std::byte*>(memory), nullptr, bytes}},
+                     current_queue(device()));
+  job_->expect(call, current_queue(device()).record());
+}
+
+void NcclCommunicator::receive(void* memory, std::size_t bytes, int from, Tag tag) {
+  const Call call = call_of_message(group_.name(), rank(), from, size(), bytes, true, tag);
+  job_->control().check(call);
+  if (bytes == 0) return;
+  channel_->transfer({{from, nullptr, static_cast<std::byte*>(memory), bytes}},
+                     current_queue(device()));
+  job_->expect(call, current_queue(device()).record());
+}
+
+void NcclCommunicator::broadcast(void* memory, std::size_t bytes, int root, Tag tag) {
+  check_broadcast(group_.name(), root, size());
+  Call call(Op::broadcast, tag);
+  call.root = root;
+  call.bytes = bytes;
+  auto* data = static_cast<std::byte*>(memory);
+  collective(call, [&] {
+    std::vector<NcclChannel::Transfer> transfers;
+    for (int other = 0; other < size() && rank() == root; ++other) {
+      if (other != root) transfers.push_back({other, data, nullptr, bytes});
+    }
+    if (rank() != root) transfers.push_back({root, nullptr, data, bytes});
+    if (bytes > 0 && !transfers.empty()) channel_->transfer(transfers, current_queue(device()));
+  });
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,245 @@
+// Collectives that are counted.
+#include "comm/record/communicator.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "comm/arguments.h"
+#include "comm/hosts/travelling.h"
+#include "comm/record/buffer.h"
+#include "comm/scratch.h"
+#include "engine/planned/backend.h"
+#include "engine/planned/work_log.h"
+
+namespace tessera::comm {
+
+void Recorder::note(const RecordedCollective& collective, Device device) {
+  WorkLog* const log = work_log();
+  if (log == nullptr) return;
+  LoggedWork work;
+  work.kind = LoggedWork::Kind::outside;
+  work.outside = collectives_.size();
+  // Small messages go between the hosts, from the rank's own thread.
+  const bool message = collective.op == Op::exchange || collective.op == Op::broadcast ||
+                       collective.op == Op::barrier;
+  work.lane = message ? WorkLog::host : planned_lane(device);
+  collectives_.push_back(collective);
+  log->add(work);
+}
+
+namespace {
+
+RecordBuffer& recorded(Buffer& buffer, Op op) {
+  auto* mine = dynamic_cast<RecordBuffer*>(&buffer);
+  TESSERA_REQUIRE(mine != nullptr, "{} of '{}': the buffer comes from another communicator",
+                  name_of(op), buffer.name());
+  return *mine;
+}
+
+}  // namespace
+
+std::shared_ptr<Buffer> RecordCommunicator::allocate(std::string_view name, std::size_t bytes,
+                                                     Sharing sharing) {
+  const int sharers = over_hosts() ? ranks_here() : world_.one_memory ? world_.size : 1;
+  return std::make_shared<RecordBuffer>(
+      world_.device, name, bytes, sharing,
+      HeldBlock(recorder_->held_memory(), share_of_buffer(bytes, sharing, sharers)));
+}
+
+void RecordCommunicator::acquire(Buffer& buffer, Tag /*tag*/) {
+  recorded(buffer, Op::acquire).acquire();
+}
+
+void RecordCommunicator::all_gather(Buffer& buffer, const std::vector<GatheredRange>& ranges,
+                                    Tag tag) {
+  RecordBuffer& mine = recorded(buffer, Op::all_gather);
+  const std::size_t bytes = check_all_gather(mine, ranges, size());
+  mine.publish();
+  if (over_hosts()) {
+    hold_scratch(hosts_gather_scratch(topology(), ranges), 1);
+  } else if (!world_.one_memory) {
+    reserve_scratch(nccl_all_gather_scratch(ranges, size()));
+  }
+  count(Op::all_gather, tag, gathered_bytes(ranges, size()));
+  log_call(Op::all_gather, tag, static_cast<double>(bytes));
+}
+
+void RecordCommunicator::reduce_scatter(Buffer& buffer, const std::vector<ReducedRange>& ranges,
+                                        Reduction reduction, Tag tag) {
+  RecordBuffer& mine = recorded(buffer, Op::reduce_scatter);
+  check_reduce_scatter(mine, ranges, reduction);
+  mine.publish();
+  std::uint64_t bytes = 0;
+  std::vector<std::int64_t> counts;
+  for (const ReducedRange& range : ranges) {
+    counts.push_back(range.count);
+    bytes += static_cast<std::uint64_t>(range.count) * size_of(reduction.in_dtype);
+  }
+  if (over_hosts()) {
+    hold_scratch_of_hosts(reduction);
+  } else if (!world_.one_memory) {
+    reserve_scratch(nccl_reduce_scatter_scratch(counts, size(), reduction.in_dtype,
+                                                world_.fixed_order, reduction.wire));
+  }
+  mine.release();
+  count(Op::reduce_scatter, tag,
+        scattered_bytes(counts, size(), reduction.in_dtype, reduction.wire));
+  log_call(Op::reduce_scatter, tag, static_cast<double>(bytes) * size(), reduction);
+}
+
+// Data moves twice: to where it is summed, and the sums from there.
+void RecordCommunicator::all_reduce(Buffer& buffer, std::int64_t elements, void* out,
+                                    Reduction reduction, Tag tag) {
+  RecordBuffer& mine = recorded(buffer, Op::all_reduce);
+  check_all_reduce(mine, elements, out, reduction);
+  mine.publish();
+  const std::uint64_t bytes = static_cast<std::uint64_t>(elements) * size_of(reduction.in_dtype);
+  if (over_hosts()) hold_scratch_of_hosts(reduction);
+  reserve_scratch(over_hosts() ? hosts_sums_bytes
+                  : world_.one_memory
+                      ? shared_all_reduce_scratch(world_.device, size(), bytes, reduction)
+                      : nccl_all_reduce_scratch(elements, size(), reduction.in_dtype,
+                                                world_.fixed_order, reduction.wire));
+  mine.release();
+  count(Op::all_reduce, tag,
+        all_reduced_bytes(elements, size(), reduction.in_dtype, reduction.wire));
+  log_call(Op::all_reduce, tag, static_cast<double>(bytes), reduction);
+}
+
+void RecordCommunicator::send(const void* /*memory*/, std::size_t bytes, int to, Tag tag) {
+  (void)call_of_message("record", rank(), to, size(), bytes, false, tag);
+  count(Op::send, tag, 0);
+}
+
+void RecordCommunicator::receive(void* /*memory*/, std::size_t bytes, int from, Tag tag) {
+  (void)call_of_message("record", rank(), from, size(), bytes, true, tag);
+  count(Op::send, tag, bytes);
+}
+
+void RecordCommunicator::broadcast(void* /*memory*/, std::size_t bytes, int root, Tag tag) {
+  check_broadcast("record", root, size());
+  count(Op::broadcast, tag, rank() == root ? 0 : bytes);
+  log_call(Op::broadcast, tag, static_cast<double>(bytes));
+}
+
+std::vector<std::string> RecordCommunicator::exchange(std::string_view message, Tag tag) {
+  count(Op::exchange, tag, message.size() * static_cast<std::size_t>(size() - 1));
+  log_call(Op::exchange, tag, static_cast<double>(message.size()) * size());
+  return std::vector<std::string>(static_cast<std::size_t>(size()), std::string(message));
+}
+
+std::string RecordCommunicator::broadcast(std::string_view message, int root, Tag tag) {
+  check_broadcast("record", root, size());
+  count(Op::broadcast, tag, rank() == root ? 0 : message.size());
+  log_call(Op::broadcast, tag, static_cast<double>(message.size()));
+  return std::string(message);
+}
+
+void RecordCommunicator::barrier(Tag tag) {
+  count(Op::barrier, tag, 0);
+  log_call(Op::barrier, tag, 0);
+}
+
+std::shared_ptr<Communicator> RecordCommunicator::split(int /*color*/, int /*key*/,
+                                                        std::string_view name) {
+  TESSERA_REQUIRE(size() == 1,
+                  "split into '{}': a plan runs one rank and cannot know the others' colours; use "
+                  "split_blocks or split_across_blocks",
+                  name);
+  return part(0, 1, 1);
+}
+
+std::shared_ptr<Communicator> RecordCommunicator::split_blocks(int ranks, std::string_view name) {
+  TESSERA_REQUIRE(ranks > 0 && size() % ranks == 0, "split into '{}': {} ranks in blocks of {}",
+                  name, size(), ranks);
+  return part(rank() % ranks, ranks, 1);
+}
+
+std::shared_ptr<Communicator> RecordCommunicator::split_across_blocks(int ranks,
+                                                                      std::string_view name) {
+  TESSERA_REQUIRE(ranks > 0 && size() % ranks == 0, "split into '{}': {} ranks in blocks of {}",
+                  name, size(), ranks);
+  return part(rank() / ranks, size() / ranks, ranks);
+}
+
+std::shared_ptr<Communicator> RecordCommunicator::duplicate(std::string_view /*name*/) {
+  return part(rank(), size(), 1);
+}
+
+// Among one rank nothing moves: what real communicators do there is no communication.
+void RecordCommunicator::count(Op op, Tag tag, std::uint64_t bytes) {
+  if (size() == 1) return;
+  recorder_->count({tag.phase, op, tag.unit, size()}, bytes);
+}
+
+void RecordCommunicator::log_call(Op op, Tag tag, double bytes, Reduction reduction) {
+  if (size() == 1) return;
+  recorder_->note({.phase = tag.phase,
+                   .op = op,
+                   .unit = tag.unit,
+                   .ranks = size(),
+                   .stride = world_.stride,
+                   .bytes = bytes,
+                   .dtype = reduction.in_dtype,
+                   .sum_dtype = reduction.out_dtype,
+                   .one_memory = world_.one_memory},
+                  world_.device);
+}
+
+bool RecordCommunicator::over_hosts() const {
+  return world_.ranks_per_host > 0 && world_.size > 1 &&
+         (world_.size - 1) * world_.stride >= world_.ranks_per_host;
+}
+
+// The planned rank is the first of its host.
+int RecordCommunicator::ranks_here() const {
+  return std::max(1, world_.ranks_per_host / world_.stride);
+}
+
+Topology RecordCommunicator::topology() const {
+  std::vector<int> hosts;
+  for (int rank = 0; rank < size(); ++rank) {
+    hosts.push_back(rank * world_.stride / world_.ranks_per_host);
+  }
+  return Topology(hosts, rank());
+}
+
+void RecordCommunicator::hold_scratch_of_hosts(const Reduction& reduction) {
+  const Topology hosts = topology();
+  const SumOverHosts plan =
+      sum_over_hosts(hosts, reduction.group, {reduction.in_dtype, reduction.wire});
+  hold_scratch(reduction_scratch(hosts, plan).bytes(), 1);
+}
+
+// It grows to the largest that was needed.
+void RecordCommunicator::hold_scratch(std::size_t bytes, int sharers) {
+  if (bytes <= scratch_bytes_) return;
+  scratch_ = {};
+  scratch_ =
+      HeldBlock(recorder_->held_memory(), share_of_buffer(bytes, Sharing::one_copy, sharers));
+  scratch_bytes_ = bytes;
+}
+
+// In one memory it is a buffer that the ranks share.
+void RecordCommunicator::reserve_scratch(std::size_t bytes) {
+  if (!over_hosts()) return hold_scratch(bytes, world_.one_memory ? size() : 1);
+  if (bytes == 0 || has_sums_) return;
+  has_sums_ = true;
+  sums_ = HeldBlock(recorder_->held_memory(),
+                    share_of_buffer(hosts_sums_bytes, Sharing::one_copy, ranks_here()));
+}
+
+std::shared_ptr<Communicator> RecordCommunicator::part(int rank, int size, int stride) const {
+  RecordedWorld world = world_;
+  world.rank = rank;
+  world.size = size;
+  world.stride = world_.stride * stride;
+  return connect_record(world, recorder_);
+}
+
+std::shared_ptr<Communicator> connect_record(const RecordedWorld& world,
+                                             std::shared_ptr<Recorder> recorder) {
+  return std::make_shared<RecordCommunicator>(world, std::move(recorder));
+}
+
+}  // namespace tessera::comm

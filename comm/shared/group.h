@@ -1,0 +1,124 @@
+// The meeting place of a communicator's ranks in shared memory: who has arrived, in which call,
+// with which message.
+//
+// Calls are counted. Round n of the group is over for a rank when all ranks have arrived in it. A
+// rank arrives in round n+2 only when all have arrived in round n+1, hence have read what was
+// posted for round n: two places for calls and messages, used in turn, are enough, and no round
+// needs a second meeting.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/call.h"
+#include "comm/shared/arena.h"
+#include "comm/shared/device_parts.h"
+#include "comm/shared/job.h"
+#include "comm/shared/waiting.h"
+
+namespace tessera::comm {
+
+inline constexpr std::size_t mailbox_bytes = 8192;
+
+// A rank's place in a group's shared memory.
+struct alignas(64) GroupRank {
+  enum State : std::uint32_t { present, closed, unwound };
+
+  std::atomic<std::uint64_t> arrived{0};
+  std::atomic<std::uint32_t> state{present};
+  struct alignas(64) Post {
+    Call call;
+    std::uint64_t message_bytes = 0;  // of the whole message, of which the mailbox holds a part
+  };
+  std::array<Post, 2> posts;
+};
+
+// The last message of memory that a rank has sent to another one, in a range of the arena.
+struct alignas(64) GroupOutbox {
+  std::atomic<std::uint64_t> posted{0};  // messages, this one included
+  std::atomic<std::uint64_t> taken{0};
+  std::atomic<std::int32_t> to{-1};
+  std::uint64_t where = 0;
+  Call call;
+};
+
+// Followed by a GroupRank, two mailboxes and a GroupOutbox for each rank.
+struct alignas(64) GroupBlock : SegmentHeader {
+  WaitPoint wait_point;
+
+  [[nodiscard]] static std::size_t bytes_for(int size);
+  static GroupBlock* create(std::byte* memory, int size);
+};
+
+class Group {
+ public:
+  // `members` are the job's ranks in this group's order; `block` is the memory at `where` that
+  // GroupBlock::create prepared.
+  Group(std::shared_ptr<Job> job, std::uint64_t where, std::vector<int> members, std::string name);
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  // Makes a range for a group of `size` ranks, ready for each member's Group; one of them calls it.
+  static std::uint64_t reserve_block(Arena& arena, int size);
+
+  [[nodiscard]] int rank() const { return rank_; }
+  [[nodiscard]] int size() const { return static_cast<int>(members_.size()); }
+  [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] const std::vector<int>& members() const { return members_; }
+  [[nodiscard]] const std::shared_ptr<Job>& job() const { return job_; }
+
+  // One round: posts the call, waits for everybody, and checks that all are in the same call. After
+  // it, and until this rank's next-but-one round, what the ranks wrote before they met can be read.
+  void meet(const Call& call, std::string_view message_part = {}, std::uint64_t message_bytes = 0);
+  // A round of ranks and, on a GPU, of their current queues: what any of the ranks has put into its
+  // queue comes before what this thread puts into its own from now on.
+  void meet_with_queues(const Call& call);
+  // What `rank` posted in the round that has just been.
+  [[nodiscard]] std::uint64_t message_bytes(int rank) const;
+  [[nodiscard]] std::string_view mailbox(int rank) const;
+
+  [[nodiscard]] GroupOutbox& outbox(int rank) const;
+
+  // Waits until awaited(r) is false for every rank r of the group. It reads sequentially consistent
+  // atomics.
+  void wait(const Call& call, const std::function<bool(int)>& awaited);
+  // To be called after a store that may end a wait().
+  void wake() { block().wait_point.wake(job_->arena()->between_processes()); }
+
+  // Throws when the job has failed.
+  void check(const Call& call) const;
+  // This rank makes no further calls. Peers that wait for it are told so.
+  void close() noexcept;
+
+ private:
+  struct Watch;  // what one wait() remembers between its wakings
+
+  [[nodiscard]] GroupBlock& block() const {
+    return *reinterpret_cast<GroupBlock*>(segment_->memory());
+  }
+  [[nodiscard]] GroupRank& place(int rank) const;
+  [[nodiscard]] char* mailbox_of(int rank, std::uint64_t round) const;
+  void compare_calls(const Call& call) const;
+  void look_after_peers(const Call& call, const std::function<bool(int)>& awaited, Watch& watch);
+  [[noreturn]] void fail_with(const Call& call, std::string_view cause) const;
+  [[nodiscard]] std::string names_of(const std::vector<int>& group_ranks) const;
+  [[nodiscard]] std::string describe_here(const Call& call) const;
+
+  std::shared_ptr<Job> job_;
+  std::unique_ptr<Segment> segment_;
+  std::shared_ptr<RoundPoints> points_;  // null on the CPU; goes before the segment that names it
+  std::uint64_t where_;
+  std::vector<int> members_;
+  std::string name_;
+  int rank_ = -1;
+  std::uint64_t round_ = 0;
+};
+
+}  // namespace tessera::comm

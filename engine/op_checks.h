@@ -1,0 +1,52 @@
+// What every op checks of its inputs before it launches anything.
+#pragma once
+
+#include "base/error.h"
+#include "engine/tensor.h"
+
+namespace tessera::ops {
+
+// A logic_error where one of the inputs, which are counted from 1, is undefined.
+template <class... Tensors>
+void require_defined(const char* op, const Tensors&... inputs) {
+  if ((inputs.defined() && ...)) [[likely]]
+    return;
+  int number = 0, missing = 0;
+  ((++number, missing = missing == 0 && !inputs.defined() ? number : missing), ...);
+  misuse(
+      "{}: input {} is an undefined tensor: it was default-constructed or moved from; assign a "
+      "tensor to it first",
+      op, missing);
+}
+
+// The same, and where one of them has no floating dtype.
+template <class... Tensors>
+void require_floating(const char* op, const Tensors&... inputs) {
+  require_defined(op, inputs...);
+  if ((is_floating(inputs.dtype()) && ...)) [[likely]]
+    return;
+  int number = 0;
+  const auto check = [&](const Tensor& input) {
+    ++number;
+    TESSERA_REQUIRE(is_floating(input.dtype()),
+                    "{}: input {} is {} of shape {}, and {} computes with floating dtypes; cast it "
+                    "with cast(tensor, float32)",
+                    op, number, name_of(input.dtype()), input.shape().to_string(), op);
+  };
+  (check(inputs), ...);
+}
+
+// A logic_error unless the defined tensors lie on the first one's device. `meta` tensors go with
+// every device: their ops launch nothing.
+template <class... Tensors>
+void require_same_device(const char* op, const Tensor& first, const Tensors&... others) {
+  const auto check = [&](const Tensor& other) {
+    if (!other.defined()) return;
+    TESSERA_REQUIRE(first.device() == other.device() || first.is_meta() || other.is_meta(),
+                    "{}: inputs on {} and {}; move one of them with Tensor::to(device)", op,
+                    first.device().to_string(), other.device().to_string());
+  };
+  (check(others), ...);
+}
+
+}  // namespace tessera::ops

@@ -1,0 +1,135 @@
+// Under a name of this process beside the file, then renamed.
+#include "engine/storage/output_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <memory>
+#include <system_error>
+#include <utility>
+
+#include "base/error.h"
+#include "base/write_failure.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int most_links = 40;  // as the kernel follows
+
+// A link's target, so that the link stays one; also a target that is not there yet.
+fs::path replaced_path(const fs::path& path) {
+  fs::path target = path;
+  std::error_code error;
+  for (int link = 0; fs::is_symlink(target, error); ++link) {
+    TESSERA_CHECK(link < most_links, ErrorCode::configuration, "{}",
+                  describe_errno("readlink", ELOOP));
+    const fs::path next = fs::read_symlink(target, error);
+    TESSERA_CHECK(!error, ErrorCode::configuration, "{}",
+                  describe_errno("readlink", error.value()));
+    target = target.parent_path() / next;  // an absolute one is itself
+  }
+  return target;
+}
+
+// There while it lives, unless it became the file.
+class PartialOutput {
+ public:
+  PartialOutput(const std::string& what, const fs::path& path) : what_(what) {
+    try {
+      target_ = replaced_path(path);
+      partial_ = target_;
+      partial_ += fmt::format(".partial-{}", ::getpid());
+      TESSERA_CHECK(!fs::is_directory(target_), ErrorCode::configuration,
+                    "it is a folder; name a file in it");
+      file_ = ::open(partial_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
+      TESSERA_CHECK(file_ >= 0, ErrorCode::configuration, "{}", describe_errno("open", errno));
+    } catch (const std::exception& error) {
+      fail(ErrorCode::configuration, "{}: cannot be written: {}", what_, error.what());
+    }
+  }
+  ~PartialOutput() {
+    if (file_ >= 0) ::close(file_);
+    ::unlink(partial_.c_str());
+  }
+  PartialOutput(const PartialOutput&) = delete;
+  PartialOutput& operator=(const PartialOutput&) = delete;
+
+  void become(std::string_view text) {
+    write(text);
+    take_mode();
+    if (::fsync(file_) != 0 && errno != EINVAL) refuse("fsync");  // some file systems have none
+    if (::close(std::exchange(file_, -1)) != 0) refuse("close");
+    if (::rename(partial_.c_str(), target_.c_str()) != 0) refuse("rename");
+  }
+
+ private:
+  [[noreturn]] void refuse(const char* call) const {
+    const int reason = errno;
+    fail(full_disk_or_runtime(reason), "{}: cannot be written: {}", what_,
+         describe_errno(call, reason));
+  }
+
+  void write(std::string_view text) const {
+    while (!text.empty()) {
+      const ssize_t bytes = ::write(file_, text.data(), text.size());
+      if (bytes < 0 && errno == EINTR) continue;
+      if (bytes < 0) refuse("write");
+      text.remove_prefix(static_cast<std::size_t>(bytes));
+    }
+  }
+
+  // Of the file that was there. The owner first: a change of it takes the mode's special bits.
+  void take_mode() const {
+    struct stat before {};
+    if (::stat(target_.c_str(), &before) != 0 || !S_ISREG(before.st_mode)) return;
+    (void)!::fchown(file_, before.st_uid, before.st_gid);  // root alone may, mostly
+    if (::fchmod(file_, before.st_mode & 07777) != 0) refuse("fchmod");
+  }
+
+  std::string what_;
+  fs::path target_;
+  fs::path partial_;
+  int file_ = -1;
+};
+
+void write_stream(const std::string& what, const fs::path& path, std::string_view text) {
+  // Appended: standard output may be a file that others write to as well.
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> stream(std::fopen(path.c_str(), "ab"),
+                                                               &std::fclose);
+  TESSERA_CHECK(stream, ErrorCode::configuration, "{}: cannot be written: {}", what,
+                describe_errno("open", errno));
+  const bool whole = std::fwrite(text.data(), 1, text.size(), stream.get()) == text.size() &&
+                     std::fflush(stream.get()) == 0;
+  TESSERA_CHECK(whole, full_disk_or_runtime(errno), "{}: cannot be written: {}", what,
+                describe_errno("write", errno));
+}
+
+}  // namespace
+
+bool is_stream(const fs::path& path) {
+  const std::string name = path.lexically_normal().string();
+  if (name.starts_with("/dev/std") || name.starts_with("/dev/fd/") ||
+      name.starts_with("/proc/self/fd/")) {
+    return true;
+  }
+  std::error_code error;
+  const auto status = fs::status(path, error);
+  return fs::exists(status) && !fs::is_regular_file(status) && !fs::is_directory(status);
+}
+
+void check_output(const std::string& what, const fs::path& path) {
+  if (!is_stream(path)) const PartialOutput made(what, path);
+}
+
+void write_output(const std::string& what, const fs::path& path, std::string_view text) {
+  if (is_stream(path)) return write_stream(what, path, text);
+  PartialOutput(what, path).become(text);
+}
+
+}  // namespace tessera

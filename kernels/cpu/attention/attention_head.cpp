@@ -1,0 +1,166 @@
+// The parts that attention's forward and backward share.
+#include "kernels/cpu/attention/attention_head.h"
+
+#include <cstring>
+#include <limits>
+
+#include "base/error.h"
+#include "kernels/cpu/matmul/matmul_convert.h"
+#include "kernels/cpu/matmul/matmul_onednn.h"
+#include "kernels/registry.h"
+
+namespace tessera::kernels::cpu {
+namespace {
+
+DType operand_type(DType dtype) {
+  if (dtype == float64) return float64;
+  return dtype == bfloat16 && has_bfloat16_products() ? bfloat16 : float32;
+}
+
+void check(const AttentionShape& s, const char* kernel) {
+  const auto needs = [&](bool condition, const char* what) {
+    TESSERA_REQUIRE(
+        condition,
+        "{}: {} (batch {}, heads {}, key heads {}, head dim {}, lengths {} and {}, row strides "
+        "{}, {}, {}, {}, dropout {}, {})",
+        kernel, what, s.batch, s.heads, s.key_heads, s.head_dim, s.query_length, s.key_length,
+        s.q_stride, s.k_stride, s.v_stride, s.out_stride, s.dropout, name_of(s.dtype));
+  };
+  needs(is_floating(s.dtype), "the tensors must be of a floating-point type");
+  needs(s.batch >= 0 && s.query_length >= 0 && s.key_length >= 0, "a size is negative");
+  needs(s.heads > 0 && s.key_heads > 0 && s.head_dim > 0, "a size is not positive");
+  needs(s.heads % s.key_heads == 0, "heads must be a multiple of key heads");
+  const std::int64_t query_row = s.heads * s.head_dim, key_row = s.key_heads * s.head_dim;
+  needs(s.q_stride >= query_row && s.out_stride >= query_row && s.k_stride >= key_row &&
+            s.v_stride >= key_row,
+        "a row stride is less than a row");
+  needs(s.dropout >= 0.0f && s.dropout < 1.0f, "dropout must lie in [0, 1)");
+}
+
+template <class C>
+void fill_key_bias(const std::uint8_t* mask, std::int64_t keys, C* bias) {
+  for (std::int64_t j = 0; j < keys; ++j) {
+    bias[j] = mask[j] != 0 ? C{0} : -std::numeric_limits<C>::infinity();
+  }
+}
+
+}  // namespace
+
+AttentionPlan::AttentionPlan(const AttentionShape& arguments, const char* kernel)
+    : shape(arguments),
+      group(0),
+      operand(operand_type(arguments.dtype)),
+      compute(arguments.dtype == float64 ? float64 : float32),
+      dropout_threshold_(static_cast<std::uint32_t>(arguments.dropout * 0x1p32)) {
+  check(shape, kernel);
+  group = shape.heads / shape.key_heads;
+}
+
+HeadRows AttentionPlan::queries(const void* base, std::int64_t stride, std::int64_t batch,
+                                std::int64_t head) const {
+  return {element(base, shape.dtype, batch * shape.query_length * stride + head * shape.head_dim),
+          stride};
+}
+
+HeadRows AttentionPlan::keys(const void* base, std::int64_t stride, std::int64_t batch,
+                             std::int64_t key_head) const {
+  return {element(base, shape.dtype, batch * shape.key_length * stride + key_head * shape.head_dim),
+          stride};
+}
+
+UpcomingRows AttentionPlan::rows_of_next_head(std::initializer_list<Tensor> tensors,
+                                              std::int64_t batch, std::int64_t head,
+                                              std::int64_t row, std::int64_t rows) const {
+  UpcomingRows upcoming;
+  const std::int64_t next = batch * shape.heads + head + 1;
+  if (next == shape.batch * shape.heads) return upcoming;
+  upcoming.bytes = shape.head_dim * static_cast<std::int64_t>(size_of(shape.dtype));
+  for (const Tensor& tensor : tensors) {
+    const std::int64_t length = tensor.of_keys ? shape.key_length : shape.query_length;
+    if (row + rows > length) continue;
+    const std::int64_t next_batch = next / shape.heads, next_head = next % shape.heads;
+    const HeadRows first = tensor.of_keys
+                               ? keys(tensor.base, tensor.row_stride, next_batch, next_head / group)
+                               : queries(tensor.base, tensor.row_stride, next_batch, next_head);
+    const auto at = static_cast<std::size_t>(upcoming.tensors++);
+    upcoming.first[at] =
+        static_cast<const std::byte*>(element(first.data, shape.dtype, row * first.stride));
+    upcoming.row_bytes[at] = first.stride * static_cast<std::int64_t>(size_of(shape.dtype));
+  }
+  return upcoming;
+}
+
+HeadRows AttentionPlan::widened(HeadRows rows, std::int64_t count, ScratchBuffer& buffer) const {
+  if (shape.dtype == operand) return rows;
+  auto* const wide = buffer.get<float>(count * shape.head_dim);
+  widen_matrix(rows.data, shape.dtype, rows.stride, wide, shape.head_dim, count, shape.head_dim);
+  return {wide, shape.head_dim};
+}
+
+std::int64_t AttentionPlan::keys_seen(std::int64_t first_query, std::int64_t rows) const {
+  if (!shape.causal) return shape.key_length;
+  const std::int64_t seen = first_query + rows + shape.key_length - shape.query_length;
+  return std::clamp<std::int64_t>(seen, 0, shape.key_length);
+}
+
+AttentionTile AttentionPlan::tile(std::int64_t batch, std::int64_t head, std::int64_t first_query,
+                                  std::int64_t rows, std::int64_t first_key, std::int64_t columns,
+                                  const void* bias) const {
+  const std::int64_t row =
+      ((shape.first_sample + batch) * shape.heads + head) * shape.query_length + first_query;
+  return {.rows = rows,
+          .columns = columns,
+          .visible = first_query + shape.key_length - shape.query_length + 1 - first_key,
+          .causal = shape.causal,
+          .scale = static_cast<double>(shape.scale),
+          .bias = bias == nullptr ? nullptr : element(bias, compute, first_key),
+          .dropout_threshold = dropout_threshold_,
+          .kept_scale = 1.0 / (1.0 - static_cast<double>(shape.dropout)),
+          .key = shape.key,
+          .first_draw = row * shape.key_length + first_key,
+          .draw_stride = shape.key_length};
+}
+
+const void* AttentionPlan::key_bias(std::int64_t batch, ScratchBuffer& buffer) const {
+  if (shape.key_mask == nullptr) return nullptr;
+  const std::uint8_t* const mask = shape.key_mask + batch * shape.key_length;
+  if (compute == float64) {
+    fill_key_bias(mask, shape.key_length, buffer.get<double>(shape.key_length));
+    return buffer.get<double>(shape.key_length);
+  }
+  fill_key_bias(mask, shape.key_length, buffer.get<float>(shape.key_length));
+  return buffer.get<float>(shape.key_length);
+}
+
+void AttentionPlan::write_rows(const void* sums, void* base, std::int64_t offset,
+                               std::int64_t stride, std::int64_t rows) const {
+  void* const out = element(base, shape.dtype, offset);
+  if (shape.dtype == bfloat16 || shape.dtype == float16) {
+    narrow_matrix(static_cast<const float*>(sums), shape.head_dim, out, shape.dtype, stride, rows,
+                  shape.head_dim);
+    return;
+  }
+  for (std::int64_t r = 0; r < rows; ++r) {
+    std::memcpy(element(out, compute, r * stride), element(sums, compute, r * shape.head_dim),
+                static_cast<std::size_t>(shape.head_dim) * size_of(compute));
+  }
+}
+
+void multiply(const AttentionPlan& plan, const TileProduct& product) {
+  matmul({.a = product.a.data,
+          .b = product.b.data,
+          .c = product.c,
+          .m = product.m,
+          .n = product.n,
+          .k = product.k,
+          .lda = product.a.stride,
+          .ldb = product.b.stride,
+          .ldc = product.n,
+          .transpose_a = product.transpose_a,
+          .transpose_b = product.transpose_b,
+          .accumulate = product.accumulate,
+          .dtype = plan.operand,
+          .out_dtype = plan.compute});
+}
+
+}  // namespace tessera::kernels::cpu

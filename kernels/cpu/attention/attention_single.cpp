@@ -1,0 +1,135 @@
+// Attention of a single query: scores of all heads of a key at a time, softmax, then sums of values
+// likewise.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/attention/attention_single.cpp"
+#include "kernels/cpu/simd/simd_targets.h"
+//
+#include "hwy/foreach_target.h"
+//
+#include "kernels/cpu/simd/simd-inl.h"
+#include "kernels/cpu/simd/simd_math-inl.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "base/low_precision.h"
+#include "base/parallel.h"
+#include "kernels/cpu/attention/attention_single.h"
+#include "kernels/cpu/matmul/matmul_scratch.h"
+#include "kernels/cpu/simd/dispatch.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera::kernels::HWY_NAMESPACE {
+namespace {
+
+template <class T>
+HWY_INLINE Compute<T> ScoreOf(const T* q, const T* k, std::int64_t dim) {
+  auto sum = hn::Zero(Tag<T>());
+  ForEach<T>(dim, [&](std::int64_t i, auto access) HWY_ATTR {
+    const auto zero = hn::Zero(Tag<T>());
+    sum = hn::MulAdd(access.Keep(access.Load(q + i), zero), access.Keep(access.Load(k + i), zero),
+                     sum);
+  });
+  return LaneSum(sum);
+}
+
+// scores = e^(scores - their largest) / the sum of these.
+template <class C>
+HWY_INLINE void SoftmaxInPlace(C* scores, std::int64_t count) {
+  C largest = -std::numeric_limits<C>::infinity();
+  for (std::int64_t j = 0; j < count; ++j) largest = std::max(largest, scores[j]);
+  const auto shift = hn::Set(Tag<C>(), largest);
+  const auto sum = LaneSum(SumTerms<C>(count, [&](std::int64_t j, auto access) HWY_ATTR {
+    const auto power = ExpOfNegative(hn::Sub(access.Load(scores + j), shift));
+    access.Store(power, scores + j);
+    return access.Keep(power, hn::Zero(Tag<C>()));
+  }));
+  const auto inverse = hn::Set(Tag<C>(), C{1} / sum);
+  ForEach<C>(count, [&](std::int64_t j, auto access) HWY_ATTR {
+    access.Store(hn::Mul(access.Load(scores + j), inverse), scores + j);
+  });
+}
+
+// The key heads [first, last) of a sequence with their query heads. `scores` [query heads, keys]
+// and `sums` [query heads, head_dim] are scratch.
+template <class T>
+HWY_NOINLINE void SingleQuery(const AttentionForward& a, std::int64_t batch, std::int64_t first,
+                              std::int64_t last, Compute<T>* scores, Compute<T>* sums) {
+  using C = Compute<T>;
+  const AttentionShape& s = a.shape;
+  const std::int64_t group = s.heads / s.key_heads;
+  const std::int64_t heads = (last - first) * group;
+  const T* const q = static_cast<const T*>(a.q) + batch * s.q_stride + first * group * s.head_dim;
+  const auto row_of = [&](const void* base, std::int64_t stride, std::int64_t key) {
+    return static_cast<const T*>(base) + (batch * s.key_length + key) * stride + first * s.head_dim;
+  };
+  for (std::int64_t key = 0; key < s.key_length; ++key) {
+    const T* const k = row_of(a.k, s.k_stride, key);
+    for (std::int64_t head = 0; head < heads; ++head) {
+      scores[head * s.key_length + key] =
+          static_cast<C>(s.scale) *
+          ScoreOf(q + head * s.head_dim, k + head / group * s.head_dim, s.head_dim);
+    }
+  }
+  for (std::int64_t head = 0; head < heads; ++head) {
+    SoftmaxInPlace(scores + head * s.key_length, s.key_length);
+  }
+  std::fill_n(sums, heads * s.head_dim, C{0});
+  for (std::int64_t key = 0; key < s.key_length; ++key) {
+    const T* const v = row_of(a.v, s.v_stride, key);
+    for (std::int64_t head = 0; head < heads; ++head) {
+      const auto weight = hn::Set(Tag<T>(), scores[head * s.key_length + key]);
+      const T* const value = v + head / group * s.head_dim;
+      C* const sum = sums + head * s.head_dim;
+      ForEach<T>(s.head_dim, [&](std::int64_t i, auto access) HWY_ATTR {
+        access.Store(hn::MulAdd(weight, access.Load(value + i), access.Load(sum + i)), sum + i);
+      });
+    }
+  }
+  T* const out = static_cast<T*>(a.out) + batch * s.out_stride + first * group * s.head_dim;
+  ForEach<T>(heads * s.head_dim, [&](std::int64_t i, auto access)
+                                     HWY_ATTR { access.Store(access.Load(sums + i), out + i); });
+}
+
+void SingleQueryHeads(const AttentionForward& a, std::int64_t batch, std::int64_t first,
+                      std::int64_t last) {
+  static thread_local cpu::ScratchBuffer scores, sums;
+  const std::int64_t heads = (last - first) * (a.shape.heads / a.shape.key_heads);
+  cpu::for_floating(a.shape.dtype, "attention_forward", [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    SingleQuery<T>(a, batch, first, last, scores.get<Compute<T>>(heads * a.shape.key_length),
+                   sums.get<Compute<T>>(heads * a.shape.head_dim));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tessera::kernels {
+namespace {
+HWY_EXPORT(SingleQueryHeads);
+}  // namespace
+
+bool cpu::is_single_query(const AttentionForward& arguments) {
+  const AttentionShape& s = arguments.shape;
+  return s.query_length == 1 && s.key_length > 0 && arguments.log_sum_exp == nullptr &&
+         s.key_mask == nullptr && s.dropout == 0;
+}
+
+void cpu::attention_single(const AttentionForward& arguments) {
+  const AttentionShape& s = arguments.shape;
+  const std::int64_t work = s.key_length * s.head_dim * (s.heads / s.key_heads);
+  const std::int64_t grain =
+      std::max<std::int64_t>(1, parallel_grain / std::max<std::int64_t>(1, work));
+  for (std::int64_t batch = 0; batch < s.batch; ++batch) {
+    parallel_for(0, s.key_heads, grain, [&](std::int64_t first, std::int64_t last) {
+      HWY_DYNAMIC_DISPATCH(SingleQueryHeads)(arguments, batch, first, last);
+    });
+  }
+}
+
+}  // namespace tessera::kernels
+#endif  // HWY_ONCE

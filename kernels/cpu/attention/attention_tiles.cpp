@@ -1,0 +1,336 @@
+// The softmax of a tile of attention scores and its gradient, vectorised.
+#include "kernels/cpu/attention/attention_tiles.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/attention/attention_tiles.cpp"
+#include "kernels/cpu/simd/simd_targets.h"
+//
+#include "hwy/foreach_target.h"
+//
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/error.h"
+#include "hwy/cache_control.h"
+#include "kernels/cpu/simd/philox-inl.h"
+#include "kernels/cpu/simd/simd-inl.h"
+#include "kernels/cpu/simd/simd_math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera::kernels::HWY_NAMESPACE {
+namespace {
+
+using cpu::AttentionTile;
+using cpu::RowStatistics;
+
+template <class C>
+inline constexpr C kInfinity = std::numeric_limits<C>::infinity();
+
+HWY_INLINE std::int64_t VisibleColumns(const AttentionTile& tile, std::int64_t row) {
+  if (!tile.causal) return tile.columns;
+  return std::clamp<std::int64_t>(tile.visible + row, 0, tile.columns);
+}
+
+HWY_INLINE void FetchUpcoming(const cpu::UpcomingRows& upcoming, std::int64_t row) {
+  for (int i = 0; i < upcoming.tensors; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    const std::byte* const from = upcoming.first[at] + row * upcoming.row_bytes[at];
+    for (std::int64_t line = 0; line < upcoming.bytes; line += 64) hwy::Prefetch(from + line);
+  }
+}
+
+// `value` where the draw keeps, zero elsewhere.
+HWY_INLINE FloatVec Keep(FloatVec value, const std::uint32_t* draws, std::uint32_t threshold) {
+  const BitsTag d;
+  const auto dropped = hn::Lt(hn::LoadU(d, draws), hn::Set(d, threshold));
+  return hn::IfThenZeroElse(hn::RebindMask(FloatTag(), dropped), value);
+}
+HWY_INLINE Vec<double> Keep(Vec<double> value, const std::uint32_t* draws,
+                            std::uint32_t threshold) {
+  const hn::RebindToUnsigned<Tag<double>> d;
+  const hn::Rebind<std::uint32_t, Tag<double>> narrow;
+  const auto dropped = hn::Lt(hn::PromoteTo(d, hn::LoadU(narrow, draws)), hn::Set(d, threshold));
+  return hn::IfThenZeroElse(hn::RebindMask(Tag<double>(), dropped), value);
+}
+
+// score * scale (+ bias) of one row.
+template <class C, bool kBias>
+struct ScaledScores {
+  const C* scores;
+  const C* bias;
+  Vec<C> scale;
+
+  template <class Access>
+  HWY_INLINE Vec<C> Load(std::int64_t i, Access access) const {
+    const auto scaled = hn::Mul(access.Load(scores + i), scale);
+    if constexpr (kBias) return hn::Add(scaled, access.Load(bias + i));
+    return scaled;
+  }
+};
+
+template <class C, class Scores>
+HWY_INLINE C LargestScore(const Scores& row, std::int64_t visible) {
+  const Tag<C> d;
+  const auto lowest = hn::Set(d, -kInfinity<C>);
+  auto largest = lowest;
+  ForEach<C>(visible, [&](std::int64_t i, auto access) HWY_ATTR {
+    largest = hn::Max(largest, access.Keep(row.Load(i, access), lowest));
+  });
+  return LaneMax(largest);
+}
+
+template <class C, class Scores>
+HWY_INLINE C ScoreTotal(const Scores& row, std::int64_t visible) {
+  auto total = hn::Zero(Tag<C>());
+  ForEach<C>(visible, [&](std::int64_t i, auto access) HWY_ATTR {
+    total = hn::Add(total, access.Keep(row.Load(i, access), hn::Zero(Tag<C>())));
+  });
+  return LaneSum(total);
+}
+
+template <class E>
+HWY_INLINE void Zero(E* out, std::int64_t first, std::int64_t last) {
+  const auto zero = hn::Zero(Tag<E>());
+  ForEach<E>(last - first,
+             [&](std::int64_t i, auto access) HWY_ATTR { access.Store(zero, out + first + i); });
+}
+
+template <class E, bool kBias, bool kDropout>
+HWY_NOINLINE void SoftmaxRows(const AttentionTile& tile, const Compute<E>* scores,
+                              const RowStatistics& statistics, E* out) {
+  using C = Compute<E>;
+  const Tag<C> d;
+  auto* const maximum = static_cast<C*>(statistics.maximum);
+  auto* const sum = static_cast<C*>(statistics.sum);
+  auto* const factor = static_cast<C*>(statistics.factor);
+  PhiloxWords<kDropout ? cpu::kMostTileColumns : 1> words;
+  for (std::int64_t r = 0; r < tile.rows; ++r, scores += tile.columns, out += tile.columns) {
+    const std::int64_t visible = VisibleColumns(tile, r);
+    FetchUpcoming(tile.upcoming, r);
+    const ScaledScores<C, kBias> row{scores, static_cast<const C*>(tile.bias),
+                                     hn::Set(d, static_cast<C>(tile.scale))};
+    const C before = maximum[r];
+    const C now = std::max(before, LargestScore<C>(row, visible));
+    if (now == -kInfinity<C>) {
+      factor[r] = 1;
+      // Nothing is seen, unless the largest score hid NaNs, which must reach the output.
+      if (std::isnan(ScoreTotal<C>(row, visible))) sum[r] = std::numeric_limits<C>::quiet_NaN();
+      Zero(out, 0, tile.columns);
+      continue;
+    }
+    const auto shift = hn::Set(d, now);
+    const std::uint32_t* draws = nullptr;
+    if constexpr (kDropout) {
+      draws = words.Generate(tile.key, tile.first_draw + r * tile.draw_stride, visible);
+    }
+    auto total = hn::Zero(d);
+    ForEach<C>(visible, [&](std::int64_t i, auto access) HWY_ATTR {
+      auto value = Exp(hn::Sub(row.Load(i, access), shift));
+      total = hn::Add(total, access.Keep(value, hn::Zero(d)));
+      if constexpr (kDropout) value = Keep(value, draws + i, tile.dropout_threshold);
+      access.Store(value, out + i);
+    });
+    Zero(out, visible, tile.columns);
+    factor[r] = std::exp(before - now);
+    maximum[r] = now;
+    sum[r] = sum[r] * factor[r] + LaneSum(total);
+  }
+}
+
+template <class E, bool kBias, bool kDropout>
+HWY_NOINLINE void GradientRows(const AttentionTile& tile, const Compute<E>* scores,
+                               const Compute<E>* gradients, const Compute<E>* log_sum_exp,
+                               const Compute<E>* delta, E* probabilities, E* score_gradients) {
+  using C = Compute<E>;
+  const Tag<C> d;
+  const auto scale = hn::Set(d, static_cast<C>(tile.scale));
+  const auto kept_scale = hn::Set(d, static_cast<C>(tile.kept_scale));
+  PhiloxWords<kDropout ? cpu::kMostTileColumns : 1> words;
+  for (std::int64_t r = 0; r < tile.rows; ++r) {
+    const std::int64_t visible = VisibleColumns(tile, r);
+    FetchUpcoming(tile.upcoming, r);
+    const std::int64_t offset = r * tile.columns;
+    const ScaledScores<C, kBias> row{scores + offset, static_cast<const C*>(tile.bias), scale};
+    const auto shift = hn::Set(d, log_sum_exp[r]);
+    const auto mean = hn::Set(d, delta[r]);
+    const std::uint32_t* draws = nullptr;
+    if constexpr (kDropout) {
+      draws = words.Generate(tile.key, tile.first_draw + r * tile.draw_stride, visible);
+    }
+    ForEach<C>(visible, [&](std::int64_t i, auto access) HWY_ATTR {
+      const auto probability = Exp(hn::Sub(row.Load(i, access), shift));
+      auto gradient = access.Load(gradients + offset + i);
+      auto dropped = probability;
+      if constexpr (kDropout) {
+        gradient = Keep(hn::Mul(gradient, kept_scale), draws + i, tile.dropout_threshold);
+        dropped = Keep(hn::Mul(probability, kept_scale), draws + i, tile.dropout_threshold);
+      }
+      access.Store(dropped, probabilities + offset + i);
+      access.Store(hn::Mul(hn::Mul(probability, scale), hn::Sub(gradient, mean)),
+                   score_gradients + offset + i);
+    });
+    Zero(probabilities + offset, visible, tile.columns);
+    Zero(score_gradients + offset, visible, tile.columns);
+  }
+}
+
+// Calls body.template operator()<bias, dropout>() for what the tile has.
+template <class Body>
+void ForTileOptions(const AttentionTile& tile, Body&& body) {
+  const bool dropout = tile.dropout_threshold != 0;
+  if (tile.bias != nullptr) {
+    dropout ? body.template operator()<true, true>() : body.template operator()<true, false>();
+  } else {
+    dropout ? body.template operator()<false, true>() : body.template operator()<false, false>();
+  }
+}
+
+template <class E>
+void SoftmaxTile(const AttentionTile& tile, const void* scores, const RowStatistics& rows,
+                 void* out) {
+  ForTileOptions(tile, [&]<bool kBias, bool kDropout>() {
+    SoftmaxRows<E, kBias, kDropout>(tile, static_cast<const Compute<E>*>(scores), rows,
+                                    static_cast<E*>(out));
+  });
+}
+
+template <class E>
+void GradientTile(const AttentionTile& tile, const void* scores, const void* gradients,
+                  const void* log_sum_exp, const void* delta, void* probabilities,
+                  void* score_gradients) {
+  using C = Compute<E>;
+  ForTileOptions(tile, [&]<bool kBias, bool kDropout>() {
+    GradientRows<E, kBias, kDropout>(
+        tile, static_cast<const C*>(scores), static_cast<const C*>(gradients),
+        static_cast<const C*>(log_sum_exp), static_cast<const C*>(delta),
+        static_cast<E*>(probabilities), static_cast<E*>(score_gradients));
+  });
+}
+
+template <class C>
+void ScaleRowsOf(C* values, const C* factor, std::int64_t rows, std::int64_t columns) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    C* const row = values + r * columns;
+    const auto by = hn::Set(Tag<C>(), factor[r]);
+    ForEach<C>(columns, [&](std::int64_t i, auto access)
+                            HWY_ATTR { access.Store(hn::Mul(access.Load(row + i), by), row + i); });
+  }
+}
+
+template <class T>
+void RowProductsOf(const T* out, std::int64_t out_stride, const T* gradient,
+                   std::int64_t gradient_stride, Compute<T>* delta, std::int64_t rows,
+                   std::int64_t columns) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const T* const x = out + r * out_stride;
+    const T* const y = gradient + r * gradient_stride;
+    auto total = hn::Zero(Tag<T>());
+    ForEach<T>(columns, [&](std::int64_t i, auto access) HWY_ATTR {
+      total = hn::MulAdd(access.Load(x + i), access.Load(y + i), total);
+    });
+    delta[r] = LaneSum(total);
+  }
+}
+
+void Softmax(const AttentionTile& tile, DType operand, const void* scores,
+             const RowStatistics& rows, void* out) {
+  switch (operand) {
+    case DType::bfloat16:
+      return SoftmaxTile<BFloat16>(tile, scores, rows, out);
+    case DType::float64:
+      return SoftmaxTile<double>(tile, scores, rows, out);
+    default:
+      return SoftmaxTile<float>(tile, scores, rows, out);
+  }
+}
+
+void Gradient(const AttentionTile& tile, DType operand, const void* scores, const void* gradients,
+              const void* log_sum_exp, const void* delta, void* probabilities,
+              void* score_gradients) {
+  const auto run = [&](auto kernel) {
+    kernel(tile, scores, gradients, log_sum_exp, delta, probabilities, score_gradients);
+  };
+  switch (operand) {
+    case DType::bfloat16:
+      return run(GradientTile<BFloat16>);
+    case DType::float64:
+      return run(GradientTile<double>);
+    default:
+      return run(GradientTile<float>);
+  }
+}
+
+void ScaleRows(DType operand, void* values, const void* factor, std::int64_t rows,
+               std::int64_t columns) {
+  if (operand == DType::float64) {
+    ScaleRowsOf(static_cast<double*>(values), static_cast<const double*>(factor), rows, columns);
+  } else {
+    ScaleRowsOf(static_cast<float*>(values), static_cast<const float*>(factor), rows, columns);
+  }
+}
+
+void RowProducts(DType dtype, const void* out, std::int64_t out_stride, const void* gradient,
+                 std::int64_t gradient_stride, void* delta, std::int64_t rows,
+                 std::int64_t columns) {
+  const auto run = [&]<class T>(const T* typed_out) {
+    RowProductsOf<T>(typed_out, out_stride, static_cast<const T*>(gradient), gradient_stride,
+                     static_cast<Compute<T>*>(delta), rows, columns);
+  };
+  switch (dtype) {
+    case DType::bfloat16:
+      return run(static_cast<const BFloat16*>(out));
+    case DType::float16:
+      return run(static_cast<const Float16*>(out));
+    case DType::float64:
+      return run(static_cast<const double*>(out));
+    default:
+      return run(static_cast<const float*>(out));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tessera::kernels {
+namespace {
+HWY_EXPORT(Softmax);
+HWY_EXPORT(Gradient);
+HWY_EXPORT(ScaleRows);
+HWY_EXPORT(RowProducts);
+}  // namespace
+
+namespace cpu {
+
+void softmax_tile(const AttentionTile& tile, DType operand, const void* scores,
+                  const RowStatistics& rows, void* probabilities) {
+  TESSERA_REQUIRE(tile.columns <= kMostTileColumns, "softmax_tile: {} columns", tile.columns);
+  HWY_DYNAMIC_DISPATCH(Softmax)(tile, operand, scores, rows, probabilities);
+}
+
+void softmax_gradient_tile(const AttentionTile& tile, DType operand, const void* scores,
+                           const void* gradients, const void* log_sum_exp, const void* delta,
+                           void* probabilities, void* score_gradients) {
+  TESSERA_REQUIRE(tile.columns <= kMostTileColumns, "softmax_gradient_tile: {} columns",
+                  tile.columns);
+  HWY_DYNAMIC_DISPATCH(Gradient)
+  (tile, operand, scores, gradients, log_sum_exp, delta, probabilities, score_gradients);
+}
+
+void scale_rows(DType operand, void* values, const void* factor, std::int64_t rows,
+                std::int64_t columns) {
+  HWY_DYNAMIC_DISPATCH(ScaleRows)(operand, values, factor, rows, columns);
+}
+
+void row_products(DType dtype, const void* out, std::int64_t out_stride, const void* gradient,
+                  std::int64_t gradient_stride, void* delta, std::int64_t rows,
+                  std::int64_t columns) {
+  HWY_DYNAMIC_DISPATCH(RowProducts)
+  (dtype, out, out_stride, gradient, gradient_stride, delta, rows, columns);
+}
+
+}  // namespace cpu
+}  // namespace tessera::kernels
+#endif  // HWY_ONCE

@@ -1,0 +1,77 @@
+// What happens to a tile of attention scores between its matrix products: the softmax and its
+// gradient, vectorised. Scores and statistics are float (double for float64); the operands of the
+// next product are of the tile's type.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/dtype.h"
+#include "kernels/random.h"
+
+namespace tessera::kernels::cpu {
+
+// Most columns of a tile.
+inline constexpr std::int64_t kMostTileColumns = 512;
+
+// Rows of tensors that the next head will read, one a row of the tile, fetched into the cache
+// beside the arithmetic: a head's rows lie far apart, where the processor does not fetch ahead by
+// itself.
+struct UpcomingRows {
+  static constexpr int kMostTensors = 5;
+  std::array<const std::byte*, kMostTensors> first{};
+  std::array<std::int64_t, kMostTensors> row_bytes{};  // between rows
+  int tensors = 0;
+  std::int64_t bytes = 0;  // of a head in a row
+};
+
+// A tile holds the scores of some rows (queries) and columns (keys) of one head, `columns` elements
+// a row.
+struct AttentionTile {
+  std::int64_t rows, columns;
+  // The first row sees this many columns of the tile (none if negative), each later row one more;
+  // of a tile that is not causal every row sees all.
+  std::int64_t visible = 0;
+  bool causal = false;
+  double scale = 1;
+  const void* bias = nullptr;  // [columns] 0 or -inf, of the scores' type; or null
+  // Dropout of the probabilities: the draw of row r, column c is element first_draw + r *
+  // draw_stride + c.
+  std::uint32_t dropout_threshold = 0;  // draws below it drop; 0 for no dropout
+  double kept_scale = 1;                // 1 / (1 - dropout)
+  RandomKey key{};
+  std::int64_t first_draw = 0, draw_stride = 0;
+  UpcomingRows upcoming{};
+};
+
+// The running softmax of rows whose keys come tile by tile; arrays of one element a row.
+struct RowStatistics {
+  void* maximum;  // largest scaled score so far, -inf before the first
+  void* sum;      // of e^(score - maximum)
+  void* factor;   // by which what was summed over earlier tiles must be scaled
+};
+
+// probabilities = e^(score - maximum), dropped where dropout says so (kept_scale is left to whoever
+// divides by the sum); zero where a row does not see the key.
+void softmax_tile(const AttentionTile& tile, DType operand, const void* scores,
+                  const RowStatistics& rows, void* probabilities);
+
+// The backward of one tile: `scores` and `gradients` (of the dropped probabilities) give the
+// dropped and scaled probabilities and the gradient of the unscaled scores. log_sum_exp is +inf for
+// a row that sees nothing; delta is the product of a row's output with its gradient.
+void softmax_gradient_tile(const AttentionTile& tile, DType operand, const void* scores,
+                           const void* gradients, const void* log_sum_exp, const void* delta,
+                           void* probabilities, void* score_gradients);
+
+// row r of `values` [rows, columns] is scaled by factor[r]; both of the scores' type.
+void scale_rows(DType operand, void* values, const void* factor, std::int64_t rows,
+                std::int64_t columns);
+
+// delta[r] = sum over columns of out * gradient, which are of type `dtype`; delta of its compute
+// type.
+void row_products(DType dtype, const void* out, std::int64_t out_stride, const void* gradient,
+                  std::int64_t gradient_stride, void* delta, std::int64_t rows,
+                  std::int64_t columns);
+
+}  // namespace tessera::kernels::cpu

@@ -1,0 +1,199 @@
+// Bias with GELU, and SwiGLU, forward and backward: one pass over rows, the nonlinearity in
+// registers.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/elementwise/activation.cpp"
+#include "kernels/cpu/simd/simd_targets.h"
+//
+#include "hwy/foreach_target.h"
+//
+#include "base/parallel.h"
+#include "kernels/cpu/simd/dispatch.h"
+#include "kernels/cpu/simd/simd-inl.h"
+#include "kernels/cpu/simd/simd_math-inl.h"
+#include "kernels/registry.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera::kernels::HWY_NAMESPACE {
+namespace {
+
+template <bool exact, class V>
+HWY_INLINE V Gelu(V x) {
+  if constexpr (exact) {
+    return GeluErf(x);
+  } else {
+    return GeluTanh(x);
+  }
+}
+
+template <bool exact, class V>
+HWY_INLINE V GeluDerivative(V x) {
+  if constexpr (exact) {
+    return GeluErfDerivative(x);
+  } else {
+    return GeluTanhDerivative(x);
+  }
+}
+
+template <bool exact, class T>
+void BiasGeluRow(const T* x, const T* bias, T* out, std::int64_t n) {
+  if (bias == nullptr) {
+    ForEach<T>(n, [&](std::int64_t i, auto access)
+                      HWY_ATTR { access.Store(Gelu<exact>(access.Load(x + i)), out + i); });
+  } else {
+    ForEach<T>(n, [&](std::int64_t i, auto access) HWY_ATTR {
+      const auto sum = hn::Add(access.Load(x + i), access.Load(bias + i));
+      access.Store(Gelu<exact>(sum), out + i);
+    });
+  }
+}
+
+template <bool exact, class T>
+void BiasGeluBackwardRow(const T* dout, const T* x, const T* bias, T* dx, T* out, std::int64_t n) {
+  ForEach<T>(n, [&](std::int64_t i, auto access) HWY_ATTR {
+    auto input = access.Load(x + i);
+    if (bias != nullptr) input = hn::Add(input, access.Load(bias + i));
+    access.Store(hn::Mul(access.Load(dout + i), GeluDerivative<exact>(input)), dx + i);
+    // The forward's own expression: with recomputation or without, the bits are the same.
+    if (out != nullptr) access.Store(Gelu<exact>(input), out + i);
+  });
+}
+
+// Without a bias rows do not matter: the array is one run of elements.
+template <class Arguments, class Row>
+void ForRows(const Arguments& a, bool has_bias, Row&& row) {
+  if (has_bias) {
+    parallel_for(0, a.rows, cpu::rows_grain(a.dim), [&](std::int64_t first, std::int64_t last) {
+      for (std::int64_t r = first; r < last; ++r) row(r * a.dim, a.dim);
+    });
+  } else {
+    parallel_for(0, a.rows * a.dim, cpu::parallel_grain,
+                 [&](std::int64_t first, std::int64_t last) { row(first, last - first); });
+  }
+}
+
+void BiasGeluForward(const BiasGelu& a) {
+  cpu::for_floating(a.dtype, "bias_gelu", [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const auto* x = static_cast<const T*>(a.x);
+    const auto* bias = static_cast<const T*>(a.bias);
+    auto* out = static_cast<T*>(a.out);
+    ForRows(a, bias != nullptr, [&](std::int64_t start, std::int64_t n) {
+      if (a.exact) {
+        BiasGeluRow<true>(x + start, bias, out + start, n);
+      } else {
+        BiasGeluRow<false>(x + start, bias, out + start, n);
+      }
+    });
+  });
+}
+
+void BiasGeluGradient(const BiasGeluBackward& a) {
+  cpu::for_floating(a.dtype, "bias_gelu_backward", [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const auto* dout = static_cast<const T*>(a.dout);
+    const auto* x = static_cast<const T*>(a.x);
+    const auto* bias = static_cast<const T*>(a.bias);
+    auto* dx = static_cast<T*>(a.dx);
+    auto* out = static_cast<T*>(a.out);
+    ForRows(a, bias != nullptr, [&](std::int64_t start, std::int64_t n) {
+      T* out_row = out == nullptr ? nullptr : out + start;
+      if (a.exact) {
+        BiasGeluBackwardRow<true>(dout + start, x + start, bias, dx + start, out_row, n);
+      } else {
+        BiasGeluBackwardRow<false>(dout + start, x + start, bias, dx + start, out_row, n);
+      }
+    });
+  });
+}
+
+template <class T>
+void SwiGluRow(const T* gate, const T* up, T* out, std::int64_t n) {
+  ForEach<T>(n, [&](std::int64_t i, auto access) HWY_ATTR {
+    access.Store(hn::Mul(Silu(access.Load(gate + i)), access.Load(up + i)), out + i);
+  });
+}
+
+template <class T>
+struct SwiGluBackwardRow {
+  const T* dout;
+  const T* gate;
+  const T* up;
+  T* dgate;
+  T* dup;
+  T* out;
+
+  void Run(std::int64_t n) const {
+    ForEach<T>(n, [&](std::int64_t i, auto access) HWY_ATTR {
+      const auto g = access.Load(gate + i);
+      const auto u = access.Load(up + i);
+      const auto d = access.Load(dout + i);
+      // The forward's own expression: with recomputation or without, the bits are the same.
+      const auto silu = Silu(g);
+      access.Store(hn::Mul(hn::Mul(d, u), SiluDerivative(g)), dgate + i);
+      access.Store(hn::Mul(d, silu), dup + i);
+      if (out != nullptr) access.Store(hn::Mul(silu, u), out + i);
+    });
+  }
+};
+
+void SwiGluForward(const SwiGlu& a) {
+  cpu::for_floating(a.dtype, "swiglu", [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const auto* gate = static_cast<const T*>(a.gate);
+    const auto* up = static_cast<const T*>(a.up);
+    auto* out = static_cast<T*>(a.out);
+    parallel_for(0, a.rows, cpu::rows_grain(a.dim), [&](std::int64_t first, std::int64_t last) {
+      for (std::int64_t r = first; r < last; ++r) {
+        SwiGluRow(gate + r * a.gate_stride, up + r * a.up_stride, out + r * a.dim, a.dim);
+      }
+    });
+  });
+}
+
+void SwiGluGradient(const SwiGluBackward& a) {
+  cpu::for_floating(a.dtype, "swiglu_backward", [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const SwiGluBackwardRow<T> all{static_cast<const T*>(a.dout), static_cast<const T*>(a.gate),
+                                   static_cast<const T*>(a.up),   static_cast<T*>(a.dgate),
+                                   static_cast<T*>(a.dup),        static_cast<T*>(a.out)};
+    parallel_for(0, a.rows, cpu::rows_grain(a.dim), [&](std::int64_t first, std::int64_t last) {
+      for (std::int64_t r = first; r < last; ++r) {
+        SwiGluBackwardRow<T> row = all;
+        row.dout += r * a.dim;
+        row.gate += r * a.gate_stride;
+        row.up += r * a.up_stride;
+        row.dgate += r * a.gate_stride;
+        row.dup += r * a.up_stride;
+        if (row.out != nullptr) row.out += r * a.dim;
+        row.Run(a.dim);
+      }
+    });
+  });
+}
+
+}  // namespace
+}  // namespace tessera::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tessera::kernels {
+HWY_EXPORT(BiasGeluForward);
+HWY_EXPORT(BiasGeluGradient);
+HWY_EXPORT(SwiGluForward);
+HWY_EXPORT(SwiGluGradient);
+
+void cpu::bias_gelu(const BiasGelu& a, Queue) {
+  HWY_DYNAMIC_DISPATCH(BiasGeluForward)(a);
+}
+void cpu::bias_gelu_backward(const BiasGeluBackward& a, Queue) {
+  HWY_DYNAMIC_DISPATCH(BiasGeluGradient)(a);
+}
+void cpu::swiglu(const SwiGlu& a, Queue) {
+  HWY_DYNAMIC_DISPATCH(SwiGluForward)(a);
+}
+void cpu::swiglu_backward(const SwiGluBackward& a, Queue) {
+  HWY_DYNAMIC_DISPATCH(SwiGluGradient)(a);
+}
+
+}  // namespace tessera::kernels
+#endif

@@ -1,0 +1,18 @@
+// The address of an element whose type is known at run time alone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/dtype.h"
+
+namespace tessera::kernels::cpu {
+
+inline const void* element(const void* base, DType dtype, std::int64_t index) {
+  return static_cast<const std::byte*>(base) + index * static_cast<std::int64_t>(size_of(dtype));
+}
+inline void* element(void* base, DType dtype, std::int64_t index) {
+  return static_cast<std::byte*>(base) + index * static_cast<std::int64_t>(size_of(dtype));
+}
+
+}  // namespace tessera::kernels::cpu

@@ -1,0 +1,80 @@
+// Attention backward: the products of the output's rows with their gradients, which every later
+// kernel reads, and then the kernels on tensor cores or the general ones. Keys' and queries'
+// gradients have a kernel each, which both compute the probabilities anew: so every sum has one
+// owner and one order, and there is nothing to add atomically.
+#include "kernels/cuda/attention/attention_tiles.h"
+#include "kernels/cuda/device/block_reduce.h"
+#include "kernels/cuda/device/registry.h"
+
+namespace tessera::kernels::cuda {
+namespace {
+
+constexpr int row_product_threads = 128;
+
+// A warp for each row of a head.
+template <class T>
+__global__ void __launch_bounds__(row_product_threads)
+    row_product_kernel(AttentionShape shape, const T* out, const T* dout,
+                       Compute<T>* row_products) {
+  constexpr int warps = row_product_threads / warp_size;
+  const std::int64_t rows = shape.batch * shape.query_length * shape.heads;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * warps;
+  const int lane = static_cast<int>(threadIdx.x) % warp_size;
+  // Neighbouring warps have neighbouring heads of a query, which lie side by side.
+  for (std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * warps + threadIdx.x / warp_size;
+       row < rows; row += step) {
+    const std::int64_t position = row / shape.heads;
+    const std::int64_t head = row % shape.heads;
+    const std::int64_t offset = position * shape.out_stride + head * shape.head_dim;
+    Compute<T> sum = 0;
+    for (std::int64_t i = lane; i < shape.head_dim; i += warp_size) {
+      sum += to_compute(out[offset + i]) * to_compute(dout[offset + i]);
+    }
+    sum = warp_reduce<Add>(sum);
+    if (lane == 0) {
+      const std::int64_t batch = position / shape.query_length;
+      const std::int64_t query = position % shape.query_length;
+      row_products[(batch * shape.heads + head) * shape.query_length + query] = sum;
+    }
+  }
+}
+
+template <class T>
+Compute<T>* make_row_products(const AttentionBackward& a, Context& context) {
+  const AttentionShape& s = a.shape;
+  auto* const row_products = static_cast<Compute<T>*>(context.scratch(statistic_bytes(s)));
+  constexpr int warps = row_product_threads / warp_size;
+  launch(context,
+         {"attention_row_products",
+          {s.batch, s.heads, s.query_length, s.head_dim},
+          {reads(a.out, query_bytes(s, s.out_stride)), reads(a.dout, query_bytes(s, s.out_stride)),
+           writes(row_products, statistic_bytes(s))}},
+         {blocks_for(s.batch * s.heads * s.query_length, warps), row_product_threads},
+         row_product_kernel<T>, s, static_cast<const T*>(a.out), static_cast<const T*>(a.dout),
+         row_products);
+  return row_products;
+}
+
+}  // namespace
+
+void attention_backward(const AttentionBackward& arguments, Queue queue) {
+  constexpr const char* name = "attention_backward";
+  check_attention(arguments.shape, name);
+  if (arguments.log_sum_exp == nullptr) {
+    misuse_of(name, "the forward's log_sum_exp is needed; heads without one",
+              arguments.shape.heads);
+  }
+  Context& context = context_of(queue);
+  for_floating(arguments.shape.dtype, name, [&]<class T>(TypeTag<T>) {
+    const Compute<T>* const row_products = make_row_products<T>(arguments, context);
+    if (!takes_tensor_cores(context, arguments)) {
+      attention_backward_general(arguments, row_products, context);
+    } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+      attention_backward_bfloat16(arguments, row_products, context);
+    } else if constexpr (std::is_same_v<T, __half>) {
+      attention_backward_float16(arguments, row_products, context);
+    }
+  });
+}
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,197 @@
+// Attention forward on tensor cores, for 16-bit types. A block has 64 queries of one head; tiles of
+// 64 keys and values pass by, copied to shared memory while the tile before is computed on. Scores,
+// running maxima and sums, and the sums of values are fp32 in registers; the probabilities of a
+// tile are rounded to the 16-bit type as the second product's operand.
+//
+// Device memory read: q once, k and v once for each tile of queries (they stay in the L2 cache).
+#pragma once
+
+#include "kernels/cuda/attention/attention_rows.h"
+
+namespace tessera::kernels::cuda {
+
+inline constexpr int forward_keys = 64;
+
+template <class T, int head_size>
+struct AttentionForwardMemory {
+  Tile<T, attention_rows, head_size> q;  // at the end the output, on its way out
+  Tile<T, forward_keys, head_size> k[2];
+  Tile<T, forward_keys, head_size> v[2];
+};
+
+// The running softmax of a lane's two rows. `sum` holds the lane's own columns only.
+struct SoftmaxRows {
+  float maximum[2];
+  float sum[2];
+};
+
+// Takes a tile of scaled scores, -inf where a key is not seen, into the running softmax: they
+// become e^(score - maximum), and what was summed over earlier tiles is scaled to the new maximum.
+template <int score_tiles, int value_tiles>
+__device__ __forceinline__ void softmax_step(SoftmaxRows& rows, float (&scores)[score_tiles][4],
+                                             float (&sums)[value_tiles][4]) {
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    float maximum = rows.maximum[row];
+#pragma unroll
+    for (int n = 0; n < score_tiles; ++n) {
+      maximum = fmaxf(maximum, fmaxf(scores[n][2 * row], scores[n][2 * row + 1]));
+    }
+    maximum = fmaxf(maximum, __shfl_xor_sync(whole_warp, maximum, 1));
+    maximum = fmaxf(maximum, __shfl_xor_sync(whole_warp, maximum, 2));
+    // While a row has seen nothing, any finite shift does: e^(-inf) = 0. NaNs stay NaNs.
+    const float shift = maximum == -INFINITY ? 0.0f : maximum * log2_of_e;
+    const float factor = exp2f(fmaf(rows.maximum[row], log2_of_e, -shift));
+    float total = 0.0f;
+#pragma unroll
+    for (int n = 0; n < score_tiles; ++n) {
+#pragma unroll
+      for (int e = 2 * row; e < 2 * row + 2; ++e) {
+        scores[n][e] = exp2f(fmaf(scores[n][e], log2_of_e, -shift));
+        total += scores[n][e];
+      }
+    }
+    rows.maximum[row] = maximum;
+    rows.sum[row] = fmaf(rows.sum[row], factor, total);
+#pragma unroll
+    for (int n = 0; n < value_tiles; ++n) {
+      sums[n][2 * row] *= factor;
+      sums[n][2 * row + 1] *= factor;
+    }
+  }
+}
+
+// A warp's part of a block.
+template <class T, int head_size>
+struct AttentionForwardWarp {
+  static constexpr int score_tiles = forward_keys / 8;
+
+  const AttentionForward& arguments;
+  const AttentionDropout& dropout;
+  AttentionForwardMemory<T, head_size>& memory;
+  HeadTile tile;
+  int first_row;  // of the warp in the block
+  SoftmaxRows rows{{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
+  float sums[head_size / 8][4] = {};
+
+  // The lane's first query; the other is 8 below.
+  __device__ __forceinline__ int query() const {
+    return tile.first + first_row + static_cast<int>(threadIdx.x) % warp_size / 4;
+  }
+
+  // The tile of keys from first_key on, which is in stage `stage`.
+  __device__ __forceinline__ void add(int stage, int first_key) {
+    const AttentionShape& shape = arguments.shape;
+    float scores[score_tiles][4] = {};
+    multiply_transposed(scores, memory.q, first_row, memory.k[stage]);
+#pragma unroll
+    for (int n = 0; n < score_tiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) scores[n][e] *= shape.scale;
+    }
+    if (!all_seen(shape, tile.first, first_key, forward_keys)) {
+      const auto seen =
+          seen_keys<forward_keys>(shape, mask_of(shape, tile.batch), query(), first_key);
+#pragma unroll
+      for (int n = 0; n < score_tiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if (!seen.at(n, e)) scores[n][e] = -INFINITY;
+        }
+      }
+    }
+    softmax_step(rows, scores, sums);
+    if (dropout.threshold != 0) {
+      const std::uint64_t draw = first_draw(shape, tile.batch, tile.head, tile.first + first_row) +
+                                 static_cast<std::uint64_t>(first_key);
+      const auto kept = kept_keys<forward_keys>(shape, draw, dropout.threshold);
+#pragma unroll
+      for (int n = 0; n < score_tiles; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if (!kept.at(n, e)) scores[n][e] = 0.0f;
+        }
+      }
+    }
+    multiply(sums, scores, memory.v[stage]);
+  }
+
+  // Divides by the sums of probabilities and writes the rows.
+  __device__ __forceinline__ void finish() {
+    const AttentionShape& shape = arguments.shape;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      float sum = rows.sum[row];
+      sum += __shfl_xor_sync(whole_warp, sum, 1);
+      sum += __shfl_xor_sync(whole_warp, sum, 2);
+      const float factor = sum == 0.0f ? 0.0f : static_cast<float>(dropout.kept_scale) / sum;
+#pragma unroll
+      for (int n = 0; n < head_size / 8; ++n) {
+        sums[n][2 * row] *= factor;
+        sums[n][2 * row + 1] *= factor;
+      }
+      const int at = query() + 8 * row;
+      if (arguments.log_sum_exp != nullptr && threadIdx.x % 4 == 0 && at < tile.first + tile.rows) {
+        static_cast<float*>(
+            arguments.log_sum_exp)[statistic_index(shape, tile.batch, tile.head, at)] =
+            rows.maximum[row] + logf(sum);  // -inf for a row that sees nothing
+      }
+    }
+    T* const out = head_rows(static_cast<T*>(arguments.out), shape.query_length, shape.out_stride,
+                             tile.batch, tile.first, tile.head, shape.head_dim);
+    store_rows(memory.q, first_row, sums,
+               {out, shape.out_stride, tile.rows, static_cast<int>(shape.head_dim)});
+  }
+};
+
+template <class T, int head_size>
+__global__ void __launch_bounds__(attention_threads)
+    attention_forward_kernel(AttentionForward a, AttentionDropout dropout) {
+  auto& memory = *dynamic_shared_memory<AttentionForwardMemory<T, head_size>>();
+  const AttentionShape& shape = a.shape;
+  const HeadTile tile =
+      head_tile_from_last<attention_rows>(blockIdx.x, shape.heads, shape.query_length);
+  AttentionForwardWarp<T, head_size> warp{a, dropout, memory, tile,
+                                          static_cast<int>(threadIdx.x) / warp_size * 16};
+  const KeyRows<T> source(shape, a.k, a.v, tile.batch, key_head_of(shape, tile.head));
+  const int keys = keys_seen(shape, tile.first + tile.rows - 1);
+  if (keys > 0) {
+    const T* const q = head_rows(static_cast<const T*>(a.q), shape.query_length, shape.q_stride,
+                                 tile.batch, tile.first, tile.head, shape.head_dim);
+    copy_async<attention_threads, T>(
+        memory.q, {q, shape.q_stride, tile.rows, static_cast<int>(shape.head_dim)});
+    source.copy(0, memory.k[0], memory.v[0]);
+    copy_async_commit();
+  }
+  int stage = 0;
+  for (int key = 0; key < keys; key += forward_keys) {
+    copy_async_wait<0>();
+    __syncthreads();  // the tile is there, and all warps are done with the one before
+    if (key + forward_keys < keys) {
+      source.copy(key + forward_keys, memory.k[1 - stage], memory.v[1 - stage]);
+      copy_async_commit();
+    }
+    warp.add(stage, key);
+    stage = 1 - stage;
+  }
+  warp.finish();
+}
+
+template <class T>
+void launch_attention_forward(const AttentionForward& a, Context& context) {
+  const AttentionShape& s = a.shape;
+  for_head_size(s.head_dim, [&](auto head_size) {
+    launch(
+        context,
+        {"attention_forward",
+         {s.batch, s.heads, s.query_length, s.key_length, s.head_dim},
+         {reads(a.q, query_bytes(s, s.q_stride)), reads(a.k, key_bytes(s, s.k_stride)),
+          reads(a.v, key_bytes(s, s.v_stride)), reads(s.key_mask, mask_bytes(s)),
+          writes(a.out, query_bytes(s, s.out_stride)), writes(a.log_sum_exp, statistic_bytes(s))}},
+        {attention_blocks(s, s.heads, s.query_length, attention_rows), attention_threads,
+         sizeof(AttentionForwardMemory<T, head_size>)},
+        attention_forward_kernel<T, head_size>, a, dropout_of(s));
+  });
+}
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,240 @@
+// Attention's key and value gradients on tensor cores, for 16-bit types. A block has 64 keys of one
+// key head; the queries of the group's heads, and the gradients of their outputs, pass by in tiles,
+// heads and queries in ascending order, so that the sums always have the same order. Tiles are held
+// transposed, their rows being keys, which makes them the left operands of the last products. With
+// the names of attention_query_gradients.h:
+//   dv = keep(P)^T dout,   dk = scale dS^T q.
+// P and dS of a tile are rounded to the 16-bit type as operands.
+#pragma once
+
+#include "kernels/cuda/attention/attention_rows.h"
+
+namespace tessera::kernels::cuda {
+
+// A lane for each query of a tile. More would leave too few registers beside the two gradients.
+inline constexpr int gradient_queries = warp_size;
+
+template <class T, int head_size>
+struct KeyGradientMemory {
+  Tile<T, attention_rows, head_size> k, v;  // at the end the gradients, on their way out
+  Tile<T, gradient_queries, head_size> q[2];
+  Tile<T, gradient_queries, head_size> dout[2];
+  float log_sum_exp[2][gradient_queries];  // probability_shift of it
+  float row_product[2][gradient_queries];
+};
+
+// What passes by: the tiles of queries that see any key of the block's, head by head.
+struct QueryTiles {
+  int first_head, first_query, tiles_of_a_head, count;
+
+  __device__ __forceinline__ int head(int index) const {
+    return first_head + index / tiles_of_a_head;
+  }
+  __device__ __forceinline__ int query(int index) const {
+    return first_query + index % tiles_of_a_head * gradient_queries;
+  }
+};
+__device__ __forceinline__ QueryTiles query_tiles(const AttentionShape& shape,
+                                                  const HeadTile& tile) {
+  const int group = static_cast<int>(shape.heads / shape.key_heads);
+  const int first = first_query_seeing(shape, tile.first) / gradient_queries * gradient_queries;
+  const int left = static_cast<int>(shape.query_length) - first;
+  const int tiles = left <= 0 ? 0 : (left + gradient_queries - 1) / gradient_queries;
+  return {tile.head * group, first, tiles, group * tiles};
+}
+
+// A warp's part of a block.
+template <class T, int head_size>
+struct KeyGradientWarp {
+  static constexpr int score_tiles = gradient_queries / 8;
+
+  const AttentionShape& shape;
+  const AttentionDropout& dropout;
+  KeyGradientMemory<T, head_size>& memory;
+  HeadTile tile;
+  int first_row;      // of the warp in the block
+  bool seen[2] = {};  // the lane's keys, by the mask
+  float dk[head_size / 8][4] = {};
+  float dv[head_size / 8][4] = {};
+
+  // The lane's first key; the other is 8 below.
+  __device__ __forceinline__ int key() const {
+    return tile.first + first_row + static_cast<int>(threadIdx.x) % warp_size / 4;
+  }
+  // The lane's query in column e of sums[n], counted from the tile's first.
+  __device__ __forceinline__ static int column(int n, int e) {
+    return 8 * n + 2 * (static_cast<int>(threadIdx.x) % 4) + e % 2;
+  }
+
+  __device__ __forceinline__ void load_mask() {
+    const std::uint8_t* const mask = mask_of(shape, tile.batch);
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const int at = key() + 8 * row;
+      seen[row] = at < shape.key_length && (mask == nullptr || mask[at] != 0);
+    }
+  }
+
+  // Scores become probabilities, 0 where a key is not seen.
+  __device__ __forceinline__ void make_probabilities(float (&scores)[score_tiles][4], int stage,
+                                                     int first_query) const {
+    const float scale = shape.scale * log2_of_e;
+    const float* const log_sum_exp = memory.log_sum_exp[stage];
+#pragma unroll
+    for (int n = 0; n < score_tiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        scores[n][e] = exp2f(fmaf(scores[n][e], scale, -log_sum_exp[column(n, e)]));
+      }
+    }
+    if (all_seen(shape, first_query, tile.first, attention_rows)) return;
+    const int offset = shape.causal ? causal_offset(shape) : static_cast<int>(shape.key_length);
+#pragma unroll
+    for (int n = 0; n < score_tiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const bool visible = key() + 8 * (e / 2) <= first_query + column(n, e) + offset;
+        if (!seen[e / 2] || !visible) scores[n][e] = 0.0f;
+      }
+    }
+  }
+
+  // Bit i: dropout keeps the probability of the warp's key i for the lane's query of the tile.
+  __device__ __forceinline__ std::uint32_t make_draws(int head, int first_query) const {
+    const int query = first_query + static_cast<int>(threadIdx.x) % warp_size;
+    const std::uint64_t draw = first_draw(shape, tile.batch, head, query) +
+                               static_cast<std::uint64_t>(tile.first + first_row);
+    return kept_bits<16>(shape.key, draw, dropout.threshold);
+  }
+
+  // probabilities P and their gradients dP become the operands keep(P) and dS.
+  template <bool dropping>
+  __device__ __forceinline__ void make_operands(float (&probabilities)[score_tiles][4],
+                                                float (&gradients)[score_tiles][4], int stage,
+                                                std::uint32_t kept) const {
+    const auto kept_scale = static_cast<float>(dropout.kept_scale);
+    const int lane = static_cast<int>(threadIdx.x) % warp_size;
+#pragma unroll
+    for (int n = 0; n < score_tiles; ++n) {
+      std::uint32_t bits[2] = {};
+      if constexpr (dropping) {
+        bits[0] = __shfl_sync(whole_warp, kept, column(n, 0)) >> (lane / 4);
+        bits[1] = __shfl_sync(whole_warp, kept, column(n, 1)) >> (lane / 4);
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& probability = probabilities[n][e];
+        float& gradient = gradients[n][e];
+        const bool keep = !dropping || (bits[e % 2] >> (8 * (e / 2)) & 1u) != 0;
+        if constexpr (dropping) gradient = keep ? gradient * kept_scale : 0.0f;
+        gradient = probability * (gradient - memory.row_product[stage][column(n, e)]);
+        if constexpr (dropping) probability = keep ? probability * kept_scale : 0.0f;
+      }
+    }
+  }
+
+  // The tile of queries from first_query on, which is in stage `stage`.
+  __device__ __forceinline__ void add(int stage, int head, int first_query) {
+    float probabilities[score_tiles][4] = {};
+    multiply_transposed(probabilities, memory.k, first_row, memory.q[stage]);
+    make_probabilities(probabilities, stage, first_query);
+    float gradients[score_tiles][4] = {};
+    multiply_transposed(gradients, memory.v, first_row, memory.dout[stage]);
+    if (dropout.threshold == 0) {
+      make_operands<false>(probabilities, gradients, stage, 0);
+    } else {
+      make_operands<true>(probabilities, gradients, stage, make_draws(head, first_query));
+    }
+    multiply(dv, probabilities, memory.dout[stage]);
+    multiply(dk, gradients, memory.q[stage]);
+  }
+
+  __device__ __forceinline__ void finish(T* k_gradient, T* v_gradient) {
+#pragma unroll
+    for (int n = 0; n < head_size / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) dk[n][e] *= shape.scale;
+    }
+    const int columns = static_cast<int>(shape.head_dim);
+    T* const to_k = head_rows(k_gradient, shape.key_length, shape.k_stride, tile.batch, tile.first,
+                              tile.head, shape.head_dim);
+    T* const to_v = head_rows(v_gradient, shape.key_length, shape.v_stride, tile.batch, tile.first,
+                              tile.head, shape.head_dim);
+    store_rows(memory.k, first_row, dk, {to_k, shape.k_stride, tile.rows, columns});
+    store_rows(memory.v, first_row, dv, {to_v, shape.v_stride, tile.rows, columns});
+  }
+};
+
+// Begins to copy a tile of queries with what belongs to them into stage `stage`.
+template <class T, int head_size>
+__device__ __forceinline__ void copy_query_tile(const AttentionBackward& a,
+                                                const float* row_products, int batch, int head,
+                                                int first, int stage,
+                                                KeyGradientMemory<T, head_size>& memory) {
+  const AttentionShape& shape = a.shape;
+  const int left = static_cast<int>(shape.query_length) - first;
+  const int columns = static_cast<int>(shape.head_dim);
+  const T* const q = head_rows(static_cast<const T*>(a.q), shape.query_length, shape.q_stride,
+                               batch, first, head, shape.head_dim);
+  const T* const dout = head_rows(static_cast<const T*>(a.dout), shape.query_length,
+                                  shape.out_stride, batch, first, head, shape.head_dim);
+  copy_async<attention_threads, T>(memory.q[stage], {q, shape.q_stride, left, columns});
+  copy_async<attention_threads, T>(memory.dout[stage], {dout, shape.out_stride, left, columns});
+  const int query = static_cast<int>(threadIdx.x);
+  if (query < gradient_queries) {
+    const bool there = query < left;
+    const std::int64_t index = statistic_index(shape, batch, head, first + query);
+    memory.log_sum_exp[stage][query] =
+        probability_shift(there ? static_cast<const float*>(a.log_sum_exp)[index] : -INFINITY);
+    memory.row_product[stage][query] = there ? row_products[index] : 0.0f;
+  }
+}
+
+template <class T, int head_size>
+__global__ void __launch_bounds__(attention_threads)
+    key_gradient_kernel(AttentionBackward a, const float* row_products, AttentionDropout dropout) {
+  auto& memory = *dynamic_shared_memory<KeyGradientMemory<T, head_size>>();
+  const AttentionShape& shape = a.shape;
+  const HeadTile tile = head_tile<attention_rows>(blockIdx.x, shape.key_heads, shape.key_length);
+  const QueryTiles passing = query_tiles(shape, tile);
+  KeyGradientWarp<T, head_size> warp{shape, dropout, memory, tile,
+                                     static_cast<int>(threadIdx.x) / warp_size * 16};
+  warp.load_mask();
+  const auto copy = [&](int index, int stage) {
+    copy_query_tile(a, row_products, tile.batch, passing.head(index), passing.query(index), stage,
+                    memory);
+    copy_async_commit();
+  };
+  if (passing.count > 0) {
+    KeyRows<T>(shape, a.k, a.v, tile.batch, tile.head).copy(tile.first, memory.k, memory.v);
+    copy(0, 0);
+  }
+  for (int index = 0; index < passing.count; ++index) {
+    const int stage = index % 2;
+    copy_async_wait<0>();
+    __syncthreads();  // the tile is there, and all warps are done with the one before
+    if (index + 1 < passing.count) copy(index + 1, 1 - stage);
+    warp.add(stage, passing.head(index), passing.query(index));
+  }
+  warp.finish(static_cast<T*>(a.dk), static_cast<T*>(a.dv));
+}
+
+template <class T>
+void launch_key_gradients(const AttentionBackward& a, const float* row_products, Context& context) {
+  const AttentionShape& s = a.shape;
+  for_head_size(s.head_dim, [&](auto head_size) {
+    launch(context,
+           {"attention_key_gradients",
+            {s.batch, s.key_heads, s.query_length, s.key_length, s.head_dim},
+            {reads(a.q, query_bytes(s, s.q_stride)), reads(a.k, key_bytes(s, s.k_stride)),
+             reads(a.v, key_bytes(s, s.v_stride)), reads(a.dout, query_bytes(s, s.out_stride)),
+             reads(a.log_sum_exp, statistic_bytes(s)), reads(row_products, statistic_bytes(s)),
+             reads(s.key_mask, mask_bytes(s)), writes(a.dk, key_bytes(s, s.k_stride)),
+             writes(a.dv, key_bytes(s, s.v_stride))}},
+           {attention_blocks(s, s.key_heads, s.key_length, attention_rows), attention_threads,
+            sizeof(KeyGradientMemory<T, head_size>)},
+           key_gradient_kernel<T, head_size>, a, row_products, dropout_of(s));
+  });
+}
+
+}  // namespace tessera::kernels::cuda

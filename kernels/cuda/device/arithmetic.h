@@ -1,0 +1,45 @@
+// Arithmetic that rounds as on the CPU, for results that must equal the CPU's bit by bit. Sums,
+// differences and quotients do so anyway: nvcc is told neither to approximate nor to flush.
+#pragma once
+
+#include <cmath>
+
+#include "kernels/cuda/device/gpu.h"
+
+namespace tessera::kernels::cuda {
+
+// a * b, rounded. nvcc turns a * b + c into one fused operation where it likes, which rounds once
+// instead of twice; it never does so with this product. (The emulator is compiled without fusing.)
+__device__ __forceinline__ float product(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+__device__ __forceinline__ double product(double a, double b) {
+#if defined(__CUDA_ARCH__)
+  return __dmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
+// a * b + c, rounded once. Said in so many words where two kernels must compute the same bits: else
+// nvcc decides for each.
+__device__ __forceinline__ float fused(float a, float b, float c) {
+  return fmaf(a, b, c);
+}
+__device__ __forceinline__ double fused(double a, double b, double c) {
+  return fma(a, b, c);
+}
+
+// Correctly rounded, in the argument's type.
+__device__ __forceinline__ float square_root(float x) {
+  return sqrtf(x);
+}
+__device__ __forceinline__ double square_root(double x) {
+  return sqrt(x);
+}
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,248 @@
+// How element-wise kernels share arrays among threads.
+//
+// An array is cut into groups of `width` neighbouring elements, a group for each thread. Where the
+// arrays' addresses allow it, a group is loaded and stored as vectors of up to 16 bytes; the cut is
+// shifted (`skew`) so that arrays which all begin off the same vector boundary, as segments of flat
+// parameters do, still get vectors. First and last groups that reach past the array, and arrays
+// whose addresses do not fit together, go element by element. Either way a group is brought into
+// registers, computed by the same instructions and written back, so that where an array begins or
+// ends cannot change an element's bits.
+//
+// A kernel looks like this:
+//   template <class T>
+//   __global__ void negate_kernel(Layout layout, const T* x, T* out) {
+//     constexpr int width = width_for<T>;
+//     for_places<width>(layout, [&](const Place<width>& place) {
+//       Compute<T> values[width];
+//       place.load(x, values);
+//       for (Compute<T>& value : values) value = -value;
+//       place.store(out, values);
+//     });
+//   }
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <initializer_list>
+#include <type_traits>
+
+#include "kernels/cuda/device/gpu.h"
+#include "kernels/cuda/device/launch.h"
+#include "kernels/cuda/device/types.h"
+
+namespace tessera::kernels::cuda {
+
+// Threads of a block of an element-wise kernel.
+inline constexpr int map_threads = 256;
+
+// Elements of a group such that the narrowest of the types fills 16 bytes; no more than 8, so that
+// what a thread holds of wider types stays small.
+template <class... T>
+inline constexpr int width_for = std::min(8, 16 / static_cast<int>(std::min({sizeof(T)...})));
+
+// a / b and a % b of numbers that are not negative. Most fit 32 bits, where a division takes a
+// fifth of the instructions.
+struct Quotient {
+  std::int64_t quotient;
+  std::int64_t remainder;
+};
+__device__ __forceinline__ Quotient divide(std::int64_t a, std::int64_t b) {
+  if (((a | b) >> 32) == 0) {
+    const auto quotient = static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
+    return {quotient, static_cast<std::uint32_t>(a) - quotient * static_cast<std::uint32_t>(b)};
+  }
+  const std::int64_t quotient = a / b;
+  return {quotient, a - quotient * b};
+}
+
+// T as it is or widened to U; U as it is or rounded to T. double and the 16-bit types meet by way
+// of float.
+template <class U, class T>
+__device__ __forceinline__ U widen(T value) {
+  if constexpr (std::is_same_v<T, U>) {
+    return value;
+  } else {
+    return static_cast<U>(to_compute(value));
+  }
+}
+template <class T, class U>
+__device__ __forceinline__ T narrow(U value) {
+  if constexpr (std::is_same_v<T, U>) {
+    return value;
+  } else {
+    return from_compute<T>(static_cast<Compute<T>>(value));
+  }
+}
+
+// What one access moves: `width` elements of T, or 16 bytes of them.
+template <class T, int width>
+inline constexpr int chunk_size = std::min(width, 16 / static_cast<int>(sizeof(T)));
+template <class T, int size>
+struct Chunk {
+  T value[size];
+};
+template <std::size_t bytes>
+using Word = std::conditional_t<
+    bytes == 16, uint4,
+    std::conditional_t<bytes == 8, uint2,
+                       std::conditional_t<bytes == 4, std::uint32_t, std::uint16_t>>>;
+
+// `width` neighbouring elements by vectors; the address must be aligned for a chunk.
+template <int width, class T, class U>
+__device__ __forceinline__ void load_group(const T* from, U (&to)[width]) {
+  constexpr int size = chunk_size<T, width>;
+#pragma unroll
+  for (int begin = 0; begin < width; begin += size) {
+    const auto word = *reinterpret_cast<const Word<size * sizeof(T)>*>(from + begin);
+    const auto chunk = std::bit_cast<Chunk<T, size>>(word);
+#pragma unroll
+    for (int k = 0; k < size; ++k) to[begin + k] = widen<U>(chunk.value[k]);
+  }
+}
+template <int width, class T, class U>
+__device__ __forceinline__ void store_group(T* to, const U (&from)[width]) {
+  constexpr int size = chunk_size<T, width>;
+#pragma unroll
+  for (int begin = 0; begin < width; begin += size) {
+    Chunk<T, size> chunk;
+#pragma unroll
+    for (int k = 0; k < size; ++k) chunk.value[k] = narrow<T>(from[begin + k]);
+    using ChunkWord = Word<size * sizeof(T)>;
+    // Not an assignment: beside element-wise stores of the same values nvcc takes it apart.
+    __stwb(reinterpret_cast<ChunkWord*>(to + begin), std::bit_cast<ChunkWord>(chunk));
+  }
+}
+
+// The elements of one thread: index(0) ... index(width - 1), those outside [0, n) left out. Loads
+// give zeroes for these, stores leave them alone.
+template <int width>
+struct Place {
+  std::int64_t n;
+  std::int64_t first;
+  int stride;
+  bool whole;  // all elements exist, lie side by side and are aligned for vectors
+
+  __device__ __forceinline__ std::int64_t index(int k) const {
+    return first + static_cast<std::int64_t>(k) * stride;
+  }
+  __device__ __forceinline__ bool holds(std::int64_t i) const { return i >= 0 && i < n; }
+
+  // U is T itself, or the type to compute in.
+  template <class T, class U>
+  __device__ __forceinline__ void load(const T* from, U (&to)[width]) const {
+    if (whole) return load_group<width>(from + first, to);
+#pragma unroll
+    for (int k = 0; k < width; ++k) {
+      to[k] = holds(index(k)) ? widen<U>(from[index(k)]) : U{};
+    }
+  }
+  template <class T, class U>
+  __device__ __forceinline__ void store(T* to, const U (&from)[width]) const {
+    if (whole) return store_group<width>(to + first, from);
+#pragma unroll
+    for (int k = 0; k < width; ++k) {
+      if (holds(index(k))) to[index(k)] = narrow<T>(from[k]);
+    }
+  }
+
+  // Elements of rows: element i of the place's array is element offset(i) of `from` or `to`. If the
+  // place is whole, the first one's offset begins a run of `width` aligned elements.
+  template <class T, class U, class Offset>
+  __device__ __forceinline__ void gather(const T* from, Offset&& offset, U (&to)[width]) const {
+    if (whole) return load_group<width>(from + offset(first), to);
+#pragma unroll
+    for (int k = 0; k < width; ++k) {
+      to[k] = holds(index(k)) ? widen<U>(from[offset(index(k))]) : U{};
+    }
+  }
+  template <class T, class U, class Offset>
+  __device__ __forceinline__ void scatter(T* to, Offset&& offset, const U (&from)[width]) const {
+    if (whole) return store_group<width>(to + offset(first), from);
+#pragma unroll
+    for (int k = 0; k < width; ++k) {
+      if (holds(index(k))) to[offset(index(k))] = narrow<T>(from[k]);
+    }
+  }
+
+  // to[k] = row[index(k) % inner]: a row of `inner` elements, repeated.
+  template <class T, class U>
+  __device__ __forceinline__ void load_repeated(const T* row, std::int64_t inner,
+                                                U (&to)[width]) const {
+    if (!whole) {
+      return gather(
+          row, [&](std::int64_t i) { return divide(i, inner).remainder; }, to);
+    }
+    std::int64_t column = divide(first, inner).remainder;
+    if (column + width <= inner &&
+        reinterpret_cast<std::uintptr_t>(row + column) % (chunk_size<T, width> * sizeof(T)) == 0) {
+      return load_group<width>(row + column, to);
+    }
+#pragma unroll
+    for (int k = 0; k < width; ++k) {
+      to[k] = widen<U>(row[column]);
+      if (++column == inner) column = 0;
+    }
+  }
+};
+
+// How the groups of an array of n elements lie.
+struct Layout {
+  std::int64_t n;
+  int skew = 0;          // group 0 begins so many elements before the array
+  bool vectors = false;  // whole groups are aligned in all arrays
+  // Without vectors the threads of a block take neighbouring elements in turn, so that their
+  // accesses lie side by side. Kernels that need a group's elements together say `grouped`.
+  bool grouped = false;
+};
+
+// An array of a kernel; null for none.
+struct MappedArray {
+  const void* memory;
+  std::size_t element_bytes;
+};
+
+// Whether groups that begin `skew` elements before the array are aligned for their vectors.
+template <int width>
+bool groups_are_aligned(const MappedArray& array, int skew) {
+  if (array.memory == nullptr) return true;
+  const std::size_t vector = std::min<std::size_t>(16, width * array.element_bytes);
+  const auto address = reinterpret_cast<std::uintptr_t>(array.memory);
+  return (address - static_cast<std::size_t>(skew) * array.element_bytes) % vector == 0;
+}
+
+// A layout with vectors if there is one for all of the arrays.
+template <int width>
+Layout layout_of(std::int64_t n, std::initializer_list<MappedArray> arrays) {
+  for (int skew = 0; skew < width; ++skew) {
+    if (std::all_of(arrays.begin(), arrays.end(), [&](const MappedArray& array) {
+          return groups_are_aligned<width>(array, skew);
+        })) {
+      return {n, skew, true};
+    }
+  }
+  return {n};
+}
+
+// The grid for a kernel over the layout.
+template <int width>
+LaunchConfiguration configuration_of(const Layout& layout) {
+  const std::int64_t covered = layout.n > 0 ? layout.n + layout.skew : 0;
+  return {blocks_for(covered, map_threads * width), map_threads};
+}
+
+// Calls body(place) for the thread's share of the array.
+template <int width, class Body>
+__device__ __forceinline__ void for_places(const Layout& layout, Body&& body) {
+  constexpr std::int64_t tile = map_threads * width;
+  const bool grouped = layout.vectors || layout.grouped;
+  const auto thread = static_cast<std::int64_t>(threadIdx.x);
+  std::int64_t start = static_cast<std::int64_t>(blockIdx.x) * tile - layout.skew;
+  for (; start < layout.n; start += static_cast<std::int64_t>(gridDim.x) * tile) {
+    const std::int64_t first = start + (grouped ? thread * width : thread);
+    const bool whole = layout.vectors && first >= 0 && first + width <= layout.n;
+    body(Place<width>{layout.n, first, grouped ? 1 : map_threads, whole});
+  }
+}
+
+}  // namespace tessera::kernels::cuda

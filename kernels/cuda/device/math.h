@@ -1,0 +1,23 @@
+// CUDA's functions of one number under one name for fp32 and fp64.
+#pragma once
+
+#include <cmath>
+
+#include "kernels/cuda/device/gpu.h"
+
+namespace tessera::kernels::cuda {
+
+#define TESSERA_DEVICE_FUNCTION(name, float_function, double_function) \
+  __device__ __forceinline__ float name(float x) {                     \
+    return float_function(x);                                          \
+  }                                                                    \
+  __device__ __forceinline__ double name(double x) {                   \
+    return double_function(x);                                         \
+  }
+TESSERA_DEVICE_FUNCTION(exponential, expf, exp)
+TESSERA_DEVICE_FUNCTION(logarithm, logf, log)
+TESSERA_DEVICE_FUNCTION(hyperbolic_tangent, tanhf, tanh)
+TESSERA_DEVICE_FUNCTION(error_complement, erfcf, erfc)
+#undef TESSERA_DEVICE_FUNCTION
+
+}  // namespace tessera::kernels::cuda

@@ -1,0 +1,127 @@
+// The launchers of a job's hosts, which start and end their ranks together.
+//
+// Node 0's launcher listens at the port after MASTER_PORT; the others come there, prove that they
+// know the job's key, and stay connected: each says when a rank of its host has failed, when all
+// have ended, and which signal it got; node 0 tells the others, and in the end what has become of
+// the whole. Both sides beat. One that is gone, or silent for three seconds longer than a silent
+// rank may be (so that ranks, which know more, speak first), ends the job on all other hosts.
+#pragma once
+
+#include <poll.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/control/door.h"
+#include "comm/control/frame_stream.h"
+#include "comm/watch/running_clock.h"
+#include "launch/launch.h"
+#include "launch/report.h"
+#include "launch/signals.h"
+
+namespace tessera::cli {
+
+// What the ranks of this host are of the world.
+struct LaunchPlan {
+  int world = 1;  // ranks
+  int first_rank = 0;
+  int max_restarts = 0;
+  std::string run_id;
+  std::string launch_id;
+  std::string place;  // " on host7" where there are several hosts, else empty
+};
+
+class LaunchHosts {
+ public:
+  // The names are those that node 0's launcher gives the job; those of the others are not used.
+  LaunchHosts(const LaunchOptions& options, std::string run_id, std::string launch_id);
+  ~LaunchHosts();
+  LaunchHosts(const LaunchHosts&) = delete;
+  LaunchHosts& operator=(const LaunchHosts&) = delete;
+
+  // Waits for the other launchers; gives the signal that ended the waiting, if one did. Throws
+  // Error(configuration) for launchers that do not fit together, Error(rank_failed) naming the
+  // nodes that did not come.
+  std::optional<int> meet(SignalQueue& signals);
+  [[nodiscard]] const LaunchPlan& plan() const { return plan_; }
+
+  // What poll() is to watch, and what to do after it, several times a second.
+  [[nodiscard]] std::vector<pollfd> watched() const;
+  void serve();
+
+  // This host's ranks have failed, and are being ended; have all ended; are to stop, as this
+  // launcher was told (SIGKILL: at once).
+  void tell_failure(const LaunchReport& report);
+  void tell_end(const LaunchReport& report);
+  void tell_signal(int signal);
+
+  // The first failure on another host, or the loss of one.
+  [[nodiscard]] const std::optional<LaunchReport>& failure_elsewhere() const { return elsewhere_; }
+  // A signal that another launcher got, once.
+  std::optional<int> take_signal();
+  // After the end of all ranks of all hosts.
+  struct Verdict {
+    LaunchReport report;
+    bool again = false;  // the next attempt begins
+  };
+  [[nodiscard]] const std::optional<Verdict>& verdict() const { return verdict_; }
+  void begin_next_attempt();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Peer {
+    int node = 0;
+    int ranks = 1;
+    int first_rank = 0;
+    std::string name;  // "node 1 (pid 4711 on host7)"
+    comm::control::FrameStream stream;
+    std::chrono::nanoseconds heard{0};
+    bool ended = false;  // its ranks have
+  };
+
+  // launch_meeting.cpp
+  std::optional<int> gather(SignalQueue& signals);
+  std::optional<int> come(SignalQueue& signals);
+  void let_in(comm::control::Door& door);
+  [[nodiscard]] std::string reason_to_refuse(const std::string& its) const;
+  [[nodiscard]] std::string introduction() const;
+  [[nodiscard]] comm::control::Meeting meeting() const;
+  void add_peer(comm::FileDescriptor connection, const std::string& its);
+  std::string try_to_come();
+  void check_master_address() const;
+  void send_plans();
+  [[nodiscard]] std::string missing_nodes() const;  // "1, 3"
+  [[noreturn]] void fail_for_missing_nodes();
+  [[nodiscard]] int port() const { return options_.master_port + 1; }
+
+  [[nodiscard]] bool leads() const { return options_.node_rank == 0; }
+  void send(Peer& peer, const std::string& message);
+  void send_to_all(const std::string& message, int but_node = -1);
+  void receive_from(Peer& peer);
+  void take(Peer& peer, const std::string& text);
+  void take_from_member(Peer& peer, const std::string& kind, const LaunchReport& report);
+  void lose(Peer& peer, const std::string& how, int weight);
+  void add(const LaunchReport& report);
+  void decide();
+
+  const LaunchOptions options_;
+  const std::chrono::milliseconds silence_;
+  LaunchPlan plan_;
+  std::vector<Peer> peers_;  // of node 0 all others, of another node 0 alone
+  comm::RunningClock clock_;
+  std::chrono::nanoseconds beat_at_{0};
+  bool met_ = false;
+  bool own_ended_ = false;
+  bool lost_ = false;  // a host, for good
+  bool told_of_name_ = false;
+  bool stopped_ = false;  // by a signal, wherever it came
+  int attempt_ = 0;
+  std::optional<LaunchReport> elsewhere_;
+  std::optional<LaunchReport> gravest_;  // of all hosts, as far as is known here
+  std::optional<Verdict> verdict_;
+  std::vector<int> signals_;  // that other launchers got
+};
+
+}  // namespace tessera::cli

@@ -1,0 +1,359 @@
+// The launcher: one loop over signals, the ranks' exits and a deadline.
+#include "launch/launch.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include "base/counted.h"
+#include "base/error.h"
+#include "checkpoint/state/line.h"
+#include "comm/file_descriptor.h"
+#include "comm/timeout.h"
+#include "launch/failure_channel.h"
+#include "launch/guardian.h"
+#include "launch/hosts.h"
+#include "launch/insisting_signal.h"
+#include "launch/rank_process.h"
+#include "launch/report.h"
+#include "launch/restart.h"
+#include "launch/signals.h"
+
+namespace tessera::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr auto grace = std::chrono::seconds(3);  // from SIGTERM to SIGKILL
+constexpr Clock::duration last_words = std::chrono::seconds(1);
+
+// A port of this machine that nobody has: the wanted one, or any for 0.
+int free_port(int wanted, in_addr_t of = INADDR_LOOPBACK) {
+  const comm::FileDescriptor socket(
+      TESSERA_SYSTEM(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)));
+  const int yes = 1;  // one that was just given back is free
+  TESSERA_SYSTEM(::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<std::uint16_t>(wanted));
+  address.sin_addr.s_addr = htonl(of);
+  socklen_t length = sizeof address;
+  const int bound = ::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address);
+  TESSERA_CHECK(
+      bound == 0 || wanted == 0, ErrorCode::configuration,
+      "--master-port {}: {}; choose another, or 0 for a free one", wanted,
+      errno == EADDRINUSE ? "another program has this port" : describe_errno("bind", errno));
+  TESSERA_CHECK(bound == 0, ErrorCode::runtime, "{}", describe_errno("bind", errno));
+  TESSERA_SYSTEM(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &length));
+  return ntohs(address.sin_port);
+}
+
+// The ranks of one attempt, from start to end.
+class Attempt {
+ public:
+  // `hosts`: the other launchers, if there are any.
+  Attempt(const LaunchOptions& options, const LaunchPlan& plan, int restart, SignalQueue& signals,
+          Guardian& guardian, LaunchHosts* hosts)
+      : plan_(plan),
+        signals_(signals),
+        hosts_(hosts),
+        output_(options.output, options.ranks, plan.first_rank, restart > 0) {
+    const bool first = hosts == nullptr && (restart == 0 || options.master_port == 0);
+    const int port = first ? free_port(options.master_port) : options.master_port;
+    for (int rank = 0; rank < options.ranks; ++rank) {
+      RankProcess::Start start;
+      start.command = options.command;
+      start.environment = environment(options, rank, restart, port);
+      // A rank that reads a terminal from a background process group would be stopped.
+      start.keeps_stdin = plan.first_rank + rank == 0 && ::isatty(STDIN_FILENO) == 0;
+      start.signal_mask = signals.mask_before();
+      start.keep_descriptor = channel_.write_end();
+      start.output = output_.ends_of(rank);
+      ranks_.emplace_back(plan.first_rank + rank, start, guardian);
+    }
+    output_.close_ends();
+  }
+
+  LaunchOutcome run() {
+    LaunchOutcome outcome;
+    for (;;) {
+      const bool running = collect(outcome);
+      if (hosts_ != nullptr) listen_to_hosts(outcome, running);
+      if (!running && (hosts_ == nullptr || hosts_->verdict())) {
+        // What a pager has not taken yet waits for it, and the other hosts see this one waiting.
+        output_.finish();
+        if (output_.is_passed_on() || given_up_printing_) break;
+      }
+      if (stop_at_ && Clock::now() >= *stop_at_) end_ranks();
+      if (deadline_ && Clock::now() >= *deadline_) {
+        signal_all(SIGKILL);
+        deadline_.reset();
+      }
+      if (const auto signal = signals_.wait(waiting_time(), watched())) {
+        given_up_printing_ = !running && *signal != SIGUSR1;
+        take_signal(*signal, outcome);
+      }
+      output_.pass_on();
+    }
+    append(outcome.messages, channel_.take());
+    return outcome;
+  }
+
+ private:
+  std::map<std::string, std::string> environment(const LaunchOptions& options, int rank,
+                                                 int restart, int port) const {
+    const std::string size = std::to_string(plan_.world);
+    const std::string here = std::to_string(options.ranks);
+    const std::string number = std::to_string(plan_.first_rank + rank);
+    std::map<std::string, std::string> variables = {
+        {"RANK", number},
+        {"LOCAL_RANK", std::to_string(rank)},
+        {"ROLE_RANK", number},
+        {"GROUP_RANK", std::to_string(options.node_rank)},
+        {"WORLD_SIZE", size},
+        {"LOCAL_WORLD_SIZE", here},
+        {"ROLE_WORLD_SIZE", size},
+        {"GROUP_WORLD_SIZE", std::to_string(options.nodes)},
+        {"ROLE_NAME", "default"},
+        {"MASTER_ADDR", options.master_address},
+        {"MASTER_PORT", std::to_string(port)},
+        {"TORCHELASTIC_RUN_ID", plan_.run_id},
+        {"TORCHELASTIC_RESTART_COUNT", std::to_string(restart)},
+        {"TORCHELASTIC_MAX_RESTARTS", std::to_string(plan_.max_restarts)},
+        {launch_variable, plan_.launch_id},
+        {comm::control::job_key_variable, options.job_key.for_environment()},
+        {failure_pipe_variable, channel_.variable_value()},
+    };
+    if (std::getenv("OMP_NUM_THREADS") == nullptr) {
+      variables["OMP_NUM_THREADS"] =
+          std::to_string(std::max(1, usable_cores() / std::max(options.ranks, options.threads)));
+    }
+    for (const auto& [name, value] : options.variables) variables[name] = value;
+    return variables;
+  }
+
+  static void append(std::vector<Failure>& all, std::vector<Failure> more) {
+    for (Failure& failure : more) all.push_back(std::move(failure));
+  }
+
+  void signal_all(int signal) {
+    for (const RankProcess& rank : ranks_) rank.signal_group(signal);
+  }
+
+  std::vector<pollfd> watched() const {
+    std::vector<pollfd> watched = output_.waited_for();
+    if (hosts_ != nullptr) {
+      const std::vector<pollfd> more = hosts_->watched();
+      watched.insert(watched.end(), more.begin(), more.end());
+    }
+    return watched;
+  }
+
+  void end_ranks() {
+    stop_at_.reset();
+    if (std::exchange(ending_, true)) return;
+    signal_all(SIGTERM);
+    signal_all(SIGCONT);  // one that was stopped can end as well
+    deadline_ = Clock::now() + grace;
+  }
+
+  // Takes what has ended; false when nothing runs any more.
+  bool collect(LaunchOutcome& outcome) {
+    append(outcome.messages, channel_.take());
+    std::optional<EndedRank> failed;
+    // Twice: the rank that died first may come before one, in this order, that ended because of it
+    // just now.
+    for (int pass = 0; pass < 2; ++pass) {
+      for (RankProcess& rank : ranks_) {
+        const std::optional<RankExit> exit = rank.poll();
+        if (!exit) continue;
+        const EndedRank ended{rank.rank(), rank.pid(), *exit};
+        if (weight_of(*exit) > (failed ? weight_of(failed->exit) : Weight::none) &&
+            is_cause(ended, outcome))
+          failed = ended;
+      }
+    }
+    if (failed) {
+      append(outcome.messages, channel_.take());  // what it said last
+      const bool corrected = std::exchange(outcome.first_failure, failed).has_value();
+      // Ranks that were told to stop may each take their time to save.
+      const bool as_told =
+          outcome.stop_signal != 0 && failed->exit.code == 128 + outcome.stop_signal;
+      if (!as_told) {
+        if (hosts_ != nullptr && (corrected || !ending_)) hosts_->tell_failure(report(outcome));
+        end_ranks();
+      }
+    }
+    return std::any_of(ranks_.begin(), ranks_.end(),
+                       [](const RankProcess& rank) { return rank.running(); });
+  }
+
+  // The first one is; but the end of a rank that was killed may be seen after that of one which
+  // has lost it, as long as the launcher has killed nobody itself.
+  bool is_cause(const EndedRank& ended, const LaunchOutcome& outcome) const {
+    if (!outcome.first_failure) return true;
+    const bool killed = ended.exit.signal != 0 && ended.exit.signal != SIGTERM;
+    return killed && deadline_ && outcome.stop_signal == 0 &&
+           weight_of(outcome.first_failure->exit) == Weight::consequence;
+  }
+
+  LaunchReport report(const LaunchOutcome& outcome) const {
+    return report_of(outcome, static_cast<int>(ranks_.size()), plan_.world, plan_.place);
+  }
+
+  // What failed elsewhere ends the ranks here. Where it may only be a consequence, they have a
+  // moment to say what they know.
+  void listen_to_hosts(LaunchOutcome& outcome, bool running) {
+    hosts_->serve();
+    while (const auto signal = hosts_->take_signal()) take_foreign_signal(*signal, outcome);
+    if (const auto& failed = hosts_->failure_elsewhere(); failed && !stop_at_ && !ending_) {
+      stop_at_ =
+          Clock::now() + (failed->weight == Weight::consequence ? last_words : Clock::duration(0));
+    }
+    if (!running && !std::exchange(end_told_, true)) {
+      // What ended because the launcher said so is no failure of its own.
+      hosts_->tell_end(ended_elsewhere(outcome) ? LaunchReport{} : report(outcome));
+    }
+  }
+
+  bool ended_elsewhere(const LaunchOutcome& outcome) const {
+    return ending_ && hosts_->failure_elsewhere() &&
+           (!outcome.first_failure || outcome.first_failure->exit.signal == SIGTERM ||
+            outcome.first_failure->exit.signal == SIGKILL ||
+            outcome.first_failure->exit.code == 128 + SIGTERM);
+  }
+
+  void take_signal(int signal, LaunchOutcome& outcome) {
+    if (signal == SIGUSR1) {  // the ranks save, and go on
+      for (const RankProcess& rank : ranks_) rank.tell_group(signal);
+    } else if (outcome.stop_signal == 0) {
+      if (hosts_ != nullptr) hosts_->tell_signal(signal);
+      stop(signal, outcome);
+    } else if (insists(signal, Clock::now() - stopped_at_)) {
+      if (hosts_ != nullptr) hosts_->tell_signal(SIGKILL);
+      signal_all(SIGKILL);
+    }
+  }
+
+  // Batch systems send a signal to all launchers: that is one signal, and nobody insists.
+  void take_foreign_signal(int signal, LaunchOutcome& outcome) {
+    if (signal == SIGKILL) {
+      signal_all(SIGKILL);
+    } else if (outcome.stop_signal == 0) {
+      stop(signal, outcome);
+    }
+  }
+
+  void stop(int signal, LaunchOutcome& outcome) {
+    signal_all(signal);
+    outcome.stop_signal = signal;
+    stopped_at_ = Clock::now();
+  }
+
+  [[nodiscard]] std::chrono::milliseconds waiting_time() const {
+    constexpr auto longest = std::chrono::milliseconds(500);
+    constexpr auto with_hosts = std::chrono::milliseconds(100);
+    if (stop_at_ || hosts_ != nullptr) return with_hosts;
+    if (!deadline_) return longest;
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(*deadline_ - Clock::now());
+    return std::clamp(left + std::chrono::milliseconds(1), std::chrono::milliseconds(1), longest);
+  }
+
+  const LaunchPlan& plan_;
+  SignalQueue& signals_;
+  LaunchHosts* hosts_;
+  FailureChannel channel_;
+  RankOutput output_;
+  std::vector<RankProcess> ranks_;
+  std::optional<Clock::time_point> stop_at_;   // by a failure elsewhere
+  std::optional<Clock::time_point> deadline_;  // of those that were told to end
+  bool ending_ = false;
+  bool end_told_ = false;
+  bool given_up_printing_ = false;  // signalled when no rank runs any more
+  Clock::time_point stopped_at_{};  // by the signal that the launcher got
+};
+
+std::string restarting(const LaunchPlan& plan, int restart) {
+  return fmt::format("restarting {}{} (restart {} of {})", plan.world == 1 ? "the " : "all ",
+                     counted(plan.world, "rank"), restart + 1, plan.max_restarts);
+}
+
+}  // namespace
+
+int usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return ::sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+}
+
+namespace {
+
+std::string new_run_id() {
+  return fmt::format("tessera-{}-{}", ::getpid(), Clock::now().time_since_epoch().count());
+}
+
+int launch_here(const LaunchOptions& options, const LaunchPlan& plan, SignalQueue& signals,
+                Guardian& guardian) {
+  for (int restart = 0;; ++restart) {
+    const LaunchOutcome outcome = Attempt(options, plan, restart, signals, guardian, nullptr).run();
+    const LaunchReport report = report_of(outcome, plan.world, plan.world, "");
+    if (!report.line.empty()) say(report.line);
+    if (restart == plan.max_restarts || !report.worth_restarting) return report.code;
+    say(restarting(plan, restart));
+  }
+}
+
+int launch_with_others(const LaunchOptions& options, const LaunchPlan& names, SignalQueue& signals,
+                       Guardian& guardian) {
+  if (options.node_rank == 0) (void)free_port(options.master_port, INADDR_ANY);
+  LaunchHosts hosts(options, names.run_id, names.launch_id);
+  if (const auto signal = hosts.meet(signals)) {
+    say(fmt::format("stopped by signal {} (SIG{}) before all nodes had come", *signal,
+                    sigabbrev_np(*signal)));
+    return 128 + *signal;
+  }
+  for (int restart = 0;; ++restart) {
+    try {
+      Attempt(options, hosts.plan(), restart, signals, guardian, &hosts).run();
+    } catch (const Error& error) {  // the program cannot be run here
+      hosts.tell_failure({.code = static_cast<int>(error.code()),
+                          .weight = Weight::failure,
+                          .line = fmt::format("error: node {}{}: {}", options.node_rank,
+                                              hosts.plan().place, error.what())});
+      throw;
+    }
+    const LaunchHosts::Verdict verdict = *hosts.verdict();
+    if (!verdict.report.line.empty()) say(verdict.report.line);
+    if (!verdict.again) return verdict.report.code;
+    say(restarting(hosts.plan(), restart));
+    hosts.begin_next_attempt();
+  }
+}
+
+}  // namespace
+
+int launch(const LaunchOptions& options) {
+  TESSERA_REQUIRE(options.ranks > 0 && !options.command.empty(),
+                  "launch() needs ranks and a program");
+  const LaunchPlan plan{.world = options.ranks,
+                        .max_restarts = options.max_restarts,
+                        .run_id = options.run_id.empty() ? new_run_id() : options.run_id,
+                        .launch_id = checkpoint::new_run(),
+                        .place = ""};
+  Guardian guardian(comm::standstill_timeout());
+  SignalQueue signals;
+  return options.nodes == 1 ? launch_here(options, plan, signals, guardian)
+                            : launch_with_others(options, plan, signals, guardian);
+}
+
+}  // namespace tessera::cli

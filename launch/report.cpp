@@ -1,0 +1,99 @@
+// The first failure in words.
+#include "launch/report.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr int rank_failed = static_cast<int>(ErrorCode::rank_failed);
+
+int exit_code(const LaunchOutcome& outcome) {
+  if (outcome.stop_signal != 0) {
+    const bool chosen = outcome.first_failure && outcome.first_failure->exit.signal == 0;
+    return chosen                  ? outcome.first_failure->exit.code
+           : outcome.first_failure ? 128 + outcome.stop_signal
+                                   : 0;
+  }
+  if (!outcome.first_failure) return 0;
+  return outcome.first_failure->exit.signal != 0 ? rank_failed : outcome.first_failure->exit.code;
+}
+
+// Of these kinds every rank finds the same, or the message itself names the rank.
+bool concerns_all(int code) {
+  constexpr ErrorCode kinds[] = {ErrorCode::usage, ErrorCode::configuration, ErrorCode::checkpoint,
+                                 ErrorCode::numeric};
+  return std::any_of(std::begin(kinds), std::end(kinds),
+                     [code](ErrorCode kind) { return static_cast<int>(kind) == code; });
+}
+
+// What the first rank that failed said, once; or, when it said nothing, what became of it.
+std::string line_of(const LaunchOutcome& outcome, int here, int world, const std::string& place) {
+  if (!outcome.first_failure) return "";
+  const EndedRank& first = *outcome.first_failure;
+  const auto of_first =
+      std::find_if(outcome.messages.begin(), outcome.messages.end(),
+                   [&](const Failure& message) { return message.rank == first.rank; });
+  if (first.exit.signal == 0 && of_first != outcome.messages.end()) {
+    const bool all_alike =
+        here > 1 && std::count_if(outcome.messages.begin(), outcome.messages.end(),
+                                  [&](const Failure& message) {
+                                    return message.message == of_first->message;
+                                  }) == here;
+    return world == 1 || all_alike || concerns_all(of_first->code)
+               ? fmt::format("error: {}", of_first->message)
+               : fmt::format("error: rank {} (pid {}{}): {}", first.rank, first.pid, place,
+                             of_first->message);
+  }
+  if (outcome.stop_signal != 0) {
+    return fmt::format("stopped by signal {} (SIG{})", outcome.stop_signal,
+                       sigabbrev_np(outcome.stop_signal));
+  }
+  const bool perhaps_memory = first.exit.signal == SIGKILL;
+  return fmt::format("error: rank {} (pid {}{}) {}{}{}", first.rank, first.pid, place,
+                     describe(first.exit),
+                     perhaps_memory ? ", by hand or by the kernel for want of memory" : "",
+                     world > 1 ? "; the other ranks were stopped" : "");
+}
+
+// What would fail in the same way again is not started again: a resumed run repeats its bits, so a
+// loss that is no number comes back as well.
+bool worth_restarting(const LaunchOutcome& outcome) {
+  if (!outcome.first_failure || outcome.stop_signal != 0) return false;
+  const int code = outcome.first_failure->exit.code;
+  constexpr ErrorCode lasting[] = {ErrorCode::usage, ErrorCode::configuration, ErrorCode::data,
+                                   ErrorCode::checkpoint, ErrorCode::numeric};
+  return std::none_of(std::begin(lasting), std::end(lasting),
+                      [code](ErrorCode kind) { return static_cast<int>(kind) == code; });
+}
+
+}  // namespace
+
+int weight_of(const RankExit& exit) {
+  if (exit.signal != 0) return Weight::kill;
+  return exit.code == 0             ? Weight::none
+         : exit.code == rank_failed ? Weight::consequence
+                                    : Weight::failure;
+}
+
+LaunchReport report_of(const LaunchOutcome& outcome, int here, int world,
+                       const std::string& place) {
+  return {.code = exit_code(outcome),
+          .weight = outcome.first_failure ? weight_of(outcome.first_failure->exit) : Weight::none,
+          .worth_restarting = worth_restarting(outcome),
+          .line = line_of(outcome, here, world, place)};
+}
+
+void say(const std::string& line) {
+  const std::string text = "tessera: " + in_lines(line) + "\n";
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
+}
+
+}  // namespace tessera::cli

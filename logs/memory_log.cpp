@@ -1,0 +1,95 @@
+// Plan and measurement, side by side.
+#include "logs/memory_log.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/text/byte_size.h"
+#include "base/write_failure.h"
+#include "planner/recipe_plan.h"
+#include "planner/report.h"
+#include "training/trainer.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr double tolerance_of_total = 0.02;
+constexpr MemoryKind exact_kinds[] = {MemoryKind::parameters, MemoryKind::gradients,
+                                      MemoryKind::optimizer, MemoryKind::communication};
+
+// The plan of the run that is about to begin.
+MemoryPlan plan_of(const Recipe& recipe, const Context& context, int steps) {
+  return plan_recipe(recipe_for_plan(recipe, context), planned_world_of(context, recipe), steps);
+}
+
+}  // namespace
+
+MemoryLog::MemoryLog(const Recipe& recipe, const Context& context, std::int64_t steps_done)
+    : path_(*recipe.log.memory),
+      steps_left_(std::min<std::int64_t>(2, recipe.train.steps - steps_done)),
+      batches_vary_(recipe.train.task == TaskKind::sentence_pairs) {
+  std::error_code ignored;  // the file's own error says more
+  const std::filesystem::path path = path_;
+  if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path(), ignored);
+  file_.open(path_, std::ios::binary);
+  TESSERA_CHECK(file_.is_open(), ErrorCode::configuration, "log.memory: {} cannot be written: {}",
+                path_, describe_errno("open", errno));
+  // A run that goes on has its moments from the first step on, as others from the second.
+  planned_ = plan_of(recipe, context, steps_done == 0 && recipe.train.steps == 1 ? 1 : 2);
+}
+
+std::optional<std::string> MemoryLog::end_step(const TrainingRun& training) {
+  if (steps_left_ <= 0 || --steps_left_ > 0) return std::nullopt;
+  const RankMemory measured = training.memory();
+  nlohmann::ordered_json json = {{"planned", kinds_json(planned_.memory)},
+                                 {"measured", kinds_json(measured)}};
+  const auto add_elsewhere = [&](const char* name, MemoryUse RankMemory::*use) {
+    const MemoryUse &plan = planned_.memory.*use, &run = measured.*use;
+    if (plan.total() == 0 && run.total() == 0) return;
+    json[name] = {{"planned", elsewhere_json(plan)}, {"measured", elsewhere_json(run)}};
+  };
+  add_elsewhere("in_files", &RankMemory::in_files);
+  add_elsewhere("on_host", &RankMemory::on_host);
+  file_ << json.dump(2) << '\n';
+  file_.close();
+  TESSERA_CHECK(file_.good(), full_disk_or_runtime(errno), "log.memory: {}: {}", path_,
+                describe_errno("write", errno));
+  return memory_difference(planned_.memory, measured, batches_vary_);
+}
+
+std::optional<std::string> memory_difference(const RankMemory& planned, const RankMemory& measured,
+                                             bool at_most) {
+  std::string text;
+  const auto differ = [&](std::string_view what, std::size_t plan, std::size_t run) {
+    text += fmt::format("{}{} {} planned and {} measured", text.empty() ? "" : ", ", what,
+                        bytes_text(plan), bytes_text(run));
+  };
+  const auto off = [at_most](std::size_t plan, std::size_t run) {
+    return at_most ? run > plan : run != plan;
+  };
+  for (const MemoryKind kind : exact_kinds) {
+    if (off(planned.of(kind), measured.of(kind)))
+      differ(name_of(kind), planned.of(kind), measured.of(kind));
+    if (off(planned.in_files[kind], measured.in_files[kind]))
+      differ(fmt::format("{} in files", name_of(kind)), planned.in_files[kind],
+             measured.in_files[kind]);
+    if (off(planned.on_host[kind], measured.on_host[kind]))
+      differ(fmt::format("{} on the host", name_of(kind)), planned.on_host[kind],
+             measured.on_host[kind]);
+  }
+  const auto plan = static_cast<double>(planned.total());
+  const auto run = static_cast<double>(measured.total());
+  const double beyond = at_most ? run - plan : std::abs(plan - run);
+  if (beyond > tolerance_of_total * std::max(plan, run))
+    differ("in total", planned.total(), measured.total());
+  if (text.empty()) return std::nullopt;
+  return "warning: memory is not as planned: " + text;
+}
+
+}  // namespace tessera::cli

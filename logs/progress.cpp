@@ -1,0 +1,125 @@
+// The progress line.
+#include "logs/progress.h"
+
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+
+#include "base/text/byte_size.h"
+#include "base/text/printable.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr auto redraw_interval = std::chrono::milliseconds(100);
+
+std::string duration_text(double seconds) {
+  const auto total = static_cast<std::int64_t>(std::llround(seconds));
+  if (total >= 3600)
+    return fmt::format("{}:{:02}:{:02}", total / 3600, total / 60 % 60, total % 60);
+  return fmt::format("{}:{:02}", total / 60, total % 60);
+}
+
+std::string count_text(double value) {
+  if (value >= 1e6) return fmt::format("{:.2f}M", value / 1e6);
+  if (value >= 1e4) return fmt::format("{:.1f}k", value / 1e3);
+  return fmt::format("{:.0f}", value);
+}
+
+std::string bar(double done, int width) {
+  const int filled = std::clamp(static_cast<int>(done * width), 0, width);
+  return fmt::format("[{:<{}}]", std::string(static_cast<std::size_t>(filled), '='), width);
+}
+
+int terminal_columns(int descriptor) {
+  winsize size{};
+  return ::ioctl(descriptor, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+}  // namespace
+
+bool animated_by_default(int descriptor) {
+  const char* terminal = std::getenv("TERM");
+  const bool dumb = terminal == nullptr || std::strcmp(terminal, "dumb") == 0;
+  return ::isatty(descriptor) == 1 && !dumb;
+}
+
+Progress::Progress(const ProgressOptions& options) : options_(options) {
+  options_.every = std::max<std::int64_t>(1, options_.every);
+}
+
+Progress::~Progress() {
+  if (!drawn_) return;
+  draw();
+  print("\n");
+}
+
+std::string Progress::line(const StepMetrics& metrics) const {
+  const double left = smooth_step_s_ * static_cast<double>(options_.steps - metrics.step);
+  return fmt::format(
+      "step {}/{}  loss {:.4f}  norm {:.3g}  lr {:.3g}  {} tokens/s  {}  {} left", metrics.step,
+      options_.steps, metrics.loss, metrics.grad_norm, metrics.lr, count_text(metrics.tokens_per_s),
+      bytes_text(static_cast<std::uint64_t>(metrics.peak_bytes)), duration_text(left));
+}
+
+void Progress::step(const StepMetrics& metrics) {
+  if (!options_.shown) return;
+  // The first step also sets things up, so it tells little about the time left.
+  const bool first = metrics.step <= options_.first_step + 2;
+  smooth_step_s_ = first ? metrics.step_s : 0.9 * smooth_step_s_ + 0.1 * metrics.step_s;
+  const bool last = metrics.step == options_.steps;
+  if (!options_.animated) {
+    const bool wanted =
+        metrics.step % options_.every == 0 || metrics.step == options_.first_step + 1 || last;
+    if (wanted) print(fmt::format("{}\n", line(metrics)));
+    return;
+  }
+  const double done = options_.steps > 0
+                          ? static_cast<double>(metrics.step) / static_cast<double>(options_.steps)
+                          : 1;
+  current_ = fmt::format("{} {}", bar(done, 16), line(metrics));
+  const auto now = std::chrono::steady_clock::now();
+  if (drawn_ && !last && now - last_draw_ < redraw_interval) return;
+  last_draw_ = now;
+  draw();
+}
+
+void Progress::note(const std::string& text) {
+  if (!options_.shown) return;
+  // Clears the progress line, writes, and draws it again below. A note may quote a file: only its
+  // line breaks are taken as they are.
+  std::string lines;
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find('\n', at), text.size());
+    lines += printable(std::string_view(text).substr(at, end - at)) + '\n';
+    at = end + 1;
+  }
+  print((drawn_ ? "\r\x1b[K" : "") + lines);
+  if (drawn_) draw();
+}
+
+void Progress::draw() {
+  const auto columns =
+      static_cast<std::size_t>(std::max(20, terminal_columns(options_.descriptor) - 1));
+  print(fmt::format("\r{}\x1b[K", current_.substr(0, columns)));
+  drawn_ = true;
+}
+
+void Progress::print(const std::string& text) const noexcept {
+  // A run goes on when nobody watches any more, so failures to write are no errors here.
+  for (std::size_t done = 0; done < text.size();) {
+    const ssize_t got = ::write(options_.descriptor, text.data() + done, text.size() - done);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return;
+    done += static_cast<std::size_t>(got);
+  }
+}
+
+}  // namespace tessera::cli

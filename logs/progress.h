@@ -1,0 +1,50 @@
+// What a person sees of a run: one line that is drawn again on a terminal, a plain line every so
+// many steps otherwise.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "logs/metrics.h"
+
+namespace tessera::cli {
+
+struct ProgressOptions {
+  std::int64_t first_step = 0;  // steps that the run has behind it when it begins
+  std::int64_t steps = 0;       // the last step's number
+  std::int64_t every = 10;      // steps between plain lines
+  bool shown = true;            // rank 0 shows, the others are silent
+  int descriptor = 2;           // where to
+  bool animated = false;        // see animated_by_default()
+};
+
+// A terminal that can redraw a line.
+bool animated_by_default(int descriptor = 2);
+
+class Progress {
+ public:
+  explicit Progress(const ProgressOptions& options);
+  ~Progress();  // leaves the cursor on a line of its own
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void step(const StepMetrics& metrics);
+  // A line that stays, above the progress line: "saved out/step-50".
+  void note(const std::string& line);
+
+  // The parts of the line, joined, without the bar. Public for tests.
+  [[nodiscard]] std::string line(const StepMetrics& metrics) const;
+
+ private:
+  void print(const std::string& text) const noexcept;
+  void draw();
+
+  ProgressOptions options_;
+  std::chrono::steady_clock::time_point last_draw_{};
+  double smooth_step_s_ = 0;
+  std::string current_;
+  bool drawn_ = false;
+};
+
+}  // namespace tessera::cli

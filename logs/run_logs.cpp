@@ -1,0 +1,69 @@
+// The logs of a run, one after the other.
+#include "logs/run_logs.h"
+
+#include <fmt/format.h>
+
+namespace tessera::cli {
+
+RunLogs::RunLogs(const Recipe& recipe, TrainingRun& training) : training_(training) {
+  const LogRecipe& log = recipe.log;
+  const Context& context = training.context();
+  const std::int64_t done = training.position().steps;
+  if (context.is_main()) {
+    if (log.jsonl) jsonl_.emplace(*log.jsonl, done);
+    if (log.csv) csv_.emplace(*log.csv, done);
+    if (log.tensorboard) tensorboard_.emplace(*log.tensorboard, done);
+  }
+  if (log.trace) trace_.emplace(recipe, context, done);
+  if (log.trace || log.summary) {
+    summary_.emplace(recipe, context, done);
+    training.record();
+  }
+  if (log.memory && context.is_main()) memory_.emplace(recipe, context, done);
+  if (jsonl_) jsonl_->begin();
+  if (csv_) csv_->begin();
+  if (tensorboard_) tensorboard_->begin();
+  if (trace_) trace_->begin(context.world_size());
+}
+
+std::vector<std::string> RunLogs::notes() const {
+  std::vector<std::string> notes;
+  const auto look = [&](const char* key, const LogFile& file) {
+    if (file.set_aside().empty()) return;
+    notes.push_back(fmt::format("{}: what an earlier run wrote there is now {}", key,
+                                file.set_aside().string()));
+  };
+  if (jsonl_) look("log.jsonl", jsonl_->file());
+  if (csv_) look("log.csv", csv_->file());
+  if (tensorboard_) look("log.tensorboard", tensorboard_->file());
+  if (trace_ && trace_->file()) look("log.trace", *trace_->file());
+  return notes;
+}
+
+std::vector<std::string> RunLogs::write(const StepMetrics& metrics) {
+  if (jsonl_) jsonl_->write(metrics);
+  if (csv_) csv_->write(metrics);
+  if (tensorboard_) tensorboard_->write(metrics);
+  if (summary_) summary_->end_step(training_.recorder().last());
+  std::vector<std::string> notes;
+  if (memory_) {
+    if (auto warning = memory_->end_step(training_)) notes.push_back(std::move(*warning));
+  }
+  return notes;
+}
+
+void RunLogs::write_evaluation(std::int64_t step, const tasks::Evaluation& found) {
+  if (jsonl_) jsonl_->write_evaluation(step, found.numbers);
+  if (csv_) csv_->write_evaluation(step, found.numbers);
+  if (tensorboard_) tensorboard_->write_evaluation(step, found.numbers);
+}
+
+void RunLogs::end_step() {
+  if (trace_) trace_->end_step(training_);
+}
+
+std::vector<std::string> RunLogs::finish() {
+  return summary_ ? summary_->finish(training_) : std::vector<std::string>{};
+}
+
+}  // namespace tessera::cli

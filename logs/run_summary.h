@@ -1,0 +1,87 @@
+// What a run says of itself at its end: lines for the user, and the file behind the recipe's
+// log.summary.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sharding/profiler/step_recorder.h"
+#include "training/recipe/recipe.h"
+
+namespace tessera::cli {
+
+class TrainingRun;
+
+// The newest of what was added, up to `most`.
+template <class Value>
+class LastValues {
+ public:
+  explicit LastValues(std::size_t most) : most_(most) {}
+  void add(const Value& value) {
+    if (values_.size() < most_) {
+      values_.push_back(value);
+    } else {
+      values_[oldest_] = value;
+      oldest_ = (oldest_ + 1) % most_;
+    }
+  }
+  void reserve(std::size_t count) { values_.reserve(std::min(count, most_)); }
+  [[nodiscard]] const std::vector<Value>& values() const { return values_; }  // in no order
+
+ private:
+  std::size_t most_;
+  std::size_t oldest_ = 0;
+  std::vector<Value> values_;
+};
+
+// Of one rank. Numbers are medians over the steps after the first three (of all, where there are no
+// more), of the last thousand of them.
+class RunSummary {
+ public:
+  // Throws Error(configuration) when rank 0 cannot write log.summary.
+  RunSummary(const Recipe& recipe, const Context& context, std::int64_t steps_done);
+
+  // When a step is recorded.
+  void end_step(const StepRecord& record);
+  // Collective. Lines for the user; rank 0 writes the file. Throws what write_output()
+  // does when the file system refuses.
+  std::vector<std::string> finish(TrainingRun& training);
+
+  static constexpr std::int64_t warmup_steps = 3;
+  static constexpr std::size_t most_steps = 1000;
+
+ private:
+  struct Numbers {
+    double step = 0, busy = 0, schedule_per_pass = 0;
+    double exposed = 0, exchange = 0;
+    std::array<double, exposed_count> exposed_by{};
+  };
+  // What a rank tells rank 0.
+  struct Report {
+    Numbers medians;
+    std::int64_t peak_bytes = 0;
+    std::uint64_t lost = 0;
+  };
+  [[nodiscard]] bool may_be_timeline(std::int64_t step) const;
+  [[nodiscard]] Numbers medians() const;
+  [[nodiscard]] std::string json(const TrainingRun& training, const std::vector<Report>& reports,
+                                 const std::vector<StepRecord>& timeline) const;
+  [[nodiscard]] std::vector<std::string> lines(const std::vector<Report>& reports) const;
+
+  std::string path_;  // empty: none
+  bool writes_ = false;
+  std::int64_t first_;          // step whose numbers count
+  std::int64_t timeline_step_;  // the last one that may be the timeline's
+  std::int64_t steps_ = 0;
+  std::int64_t last_step_;
+  std::uint64_t lost_ = 0;  // spans of steps that found no room
+  LastValues<Numbers> numbers_{most_steps};
+  LastValues<Numbers> warmup_{warmup_steps};  // of a run that ends in its first steps
+  StepRecord timeline_;
+  std::vector<CollectiveTotal> collectives_;  // of the last step
+};
+
+}  // namespace tessera::cli

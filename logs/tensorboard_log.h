@@ -1,0 +1,34 @@
+// The folder behind the recipe's log.tensorboard: one event file with the numbers of log.jsonl.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "logs/log_file.h"
+#include "logs/metrics.h"
+
+namespace tessera::cli {
+
+class TensorboardLog {
+ public:
+  // As MetricsWriter does it, in a file of this folder.
+  TensorboardLog(const std::filesystem::path& folder, std::int64_t resume_step);
+
+  void begin();
+  [[nodiscard]] const LogFile& file() const { return file_; }
+  // Both throw what LogFile::append() does when the file system refuses (a full disk).
+  void write(const StepMetrics& metrics);
+  void write_evaluation(std::int64_t step,
+                        const std::vector<std::pair<std::string, double>>& numbers);
+
+  // TensorBoard reads every file with ".tfevents." in its name.
+  static constexpr const char* file_name = "events.out.tfevents.tessera";
+
+ private:
+  LogFile file_;
+};
+
+}  // namespace tessera::cli

@@ -1,0 +1,48 @@
+// The config.json of BERT and of MPNet, which share their keys but for a few.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "base/dtype.h"
+#include "models/config/config_key.h"
+
+namespace tessera::models {
+
+template <class Config>
+class ConfigTable;
+
+struct BertConfig {
+  std::int64_t vocab_size = 30522;
+  std::int64_t hidden_size = 768;
+  std::int64_t num_hidden_layers = 12;
+  std::int64_t num_attention_heads = 12;
+  std::int64_t intermediate_size = 3072;
+  std::string hidden_act = "gelu";
+  double hidden_dropout_prob = 0.1;
+  double attention_probs_dropout_prob = 0.1;
+  std::int64_t max_position_embeddings = 512;
+  std::int64_t type_vocab_size = 2;                  // BERT's
+  std::int64_t relative_attention_num_buckets = 32;  // MPNet's
+  double initializer_range = 0.02;
+  double layer_norm_eps = 1e-12;
+  std::string original = "{}";  // the JSON text it was read from
+
+  static const ConfigTable<BertConfig>& table();
+  // Absent keys take transformers' own values. Error(configuration) for what cannot be built.
+  static BertConfig parse(const nlohmann::json& config, const ConfigSource& source);
+  [[nodiscard]] nlohmann::json to_json(DType weights) const;
+
+  // `gelu` is the error function's form; the other names mean the tanh approximation.
+  [[nodiscard]] bool exact_gelu() const { return hidden_act == "gelu"; }
+};
+
+struct MPNetConfig : BertConfig {
+  MPNetConfig() { vocab_size = 30527; }
+  static const ConfigTable<MPNetConfig>& table();
+  static MPNetConfig parse(const nlohmann::json& config, const ConfigSource& source);
+  [[nodiscard]] nlohmann::json to_json(DType weights) const;
+};
+
+}  // namespace tessera::models

@@ -1,0 +1,100 @@
+// The post-norm layer.
+#include "models/bert/encoder_layer.h"
+
+#include <map>
+
+namespace tessera::models {
+namespace {
+
+// Registers modules under dotted paths, with a module of no job of its own for each name on the
+// way.
+class Places {
+ public:
+  template <class Handle, class Register>
+  Handle add(const std::string& path, const Handle& handle, const Register& add_to_layer) {
+    const auto dot = path.rfind('.');
+    if (dot == std::string::npos) return add_to_layer(path, handle);
+    return at(path.substr(0, dot), add_to_layer)->add(path.substr(dot + 1), handle);
+  }
+
+ private:
+  template <class Register>
+  Names at(const std::string& path, const Register& add_to_layer) {
+    if (const auto it = places_.find(path); it != places_.end()) return it->second;
+    Names place = add(path, Names(std::make_shared<NamesImpl>()), add_to_layer);
+    places_.emplace(path, place);
+    return place;
+  }
+
+  std::map<std::string, Names> places_;
+};
+
+// Rows are no samples: the adapter's dropout goes by the sequences.
+Tensor with_lora(const nn::Linear& layer, const Tensor& y, const Tensor& x,
+                 const Sequences& sequences) {
+  if (!layer->has_lora()) return y;
+  return layer->add_lora_product(y, sequence_dropout(x, layer->lora_dropout(), sequences));
+}
+
+Tensor project(const nn::Linear& layer, const Tensor& x, const Sequences& sequences) {
+  if (!layer->has_lora()) return layer(x);
+  return with_lora(layer, linear(x, layer->weight(), layer->bias(), layer->layout()), x, sequences);
+}
+
+}  // namespace
+
+EncoderLayerImpl::EncoderLayerImpl(const BertConfig& config, const EncoderLayerNames& names)
+    : hidden_dropout_(config.hidden_dropout_prob), exact_gelu_(config.exact_gelu()) {
+  attention_.heads = config.num_attention_heads;
+  attention_.dropout = config.attention_probs_dropout_prob;
+  Places places;
+  const auto here = [this](const std::string& name, const auto& handle) {
+    return register_module(name, handle);
+  };
+  const auto linear_layer = [&](const std::string& path, std::int64_t in, std::int64_t out) {
+    return places.add(
+        path, nn::Linear(in, out, nn::LinearOptions{.deviation = config.initializer_range}), here);
+  };
+  const auto norm = [&](const std::string& path) {
+    return places.add(path, nn::LayerNorm(config.hidden_size, config.layer_norm_eps), here);
+  };
+  const std::int64_t hidden = config.hidden_size;
+  query_ = linear_layer(names.query, hidden, hidden);
+  key_ = linear_layer(names.key, hidden, hidden);
+  value_ = linear_layer(names.value, hidden, hidden);
+  attention_output_ = linear_layer(names.attention_output, hidden, hidden);
+  attention_norm_ = norm(names.attention_norm);
+  intermediate_ = linear_layer(names.intermediate, hidden, config.intermediate_size);
+  output_ = linear_layer(names.output, config.intermediate_size, hidden);
+  output_norm_ = norm(names.output_norm);
+}
+
+Tensor EncoderLayerImpl::feed(const Tensor& x, const Sequences& sequences) const {
+  // An adapter needs what goes into its layer, which the fused product does not show.
+  if (output_->has_lora()) {
+    return project(output_, gelu(project(intermediate_, x, sequences), exact_gelu_), sequences);
+  }
+  return bias_gelu_linear(
+      with_lora(intermediate_, linear(x, intermediate_->weight(), {}, intermediate_->layout()), x,
+                sequences),
+      intermediate_->bias(), output_->weight(), output_->bias(), output_->layout(), exact_gelu_);
+}
+
+Tensor EncoderLayerImpl::forward(const Tensor& x, const Sequences& sequences,
+                                 const Tensor& relative_bias) const {
+  SequenceAttentionOptions attention = attention_;
+  attention.relative_bias = relative_bias;
+  if (!is_training()) attention.dropout = 0;
+  const double dropout = is_training() ? hidden_dropout_ : 0;
+  const Tensor context =
+      sequence_attention(project(query_, x, sequences), project(key_, x, sequences),
+                         project(value_, x, sequences), sequences, attention);
+  const Tensor attended =
+      attention_norm_(
+          sequence_dropout(project(attention_output_, context, sequences), dropout, sequences), x)
+          .second;
+  const Tensor fed = feed(attended, sequences);
+  return output_norm_(sequence_dropout(fed, dropout, sequences), attended).second;
+}
+
+}  // namespace tessera::models

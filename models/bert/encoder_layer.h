@@ -1,0 +1,52 @@
+// The layer that BERT and MPNet are made of: attention and a feed-forward block, each followed by
+// the residual's addition and a norm (post-norm). They differ in their parameters' names.
+//
+// What a layer keeps for backward, in units of [tokens, hidden_size] (intermediate_size = 4
+// hidden_size), 11 in all: its input 1, queries, keys and values 3, the attention's output 1, the
+// sums before both norms 2 and the feed-forward's pre-activation 4. The first norm's output is
+// computed again; the second's is the next layer's input.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "engine/nn/layers.h"
+#include "models/bert/bert_config.h"
+
+namespace tessera::models {
+
+// Modules by their path below the layer.
+struct EncoderLayerNames {
+  std::string query, key, value, attention_output, attention_norm, intermediate, output,
+      output_norm;
+};
+
+class EncoderLayerImpl : public nn::Module {
+ public:
+  EncoderLayerImpl(const BertConfig& config, const EncoderLayerNames& names);
+  // x [rows, hidden_size]; relative_bias as sequence_attention() takes it, or undefined.
+  Tensor forward(const Tensor& x, const Sequences& sequences, const Tensor& relative_bias) const;
+  // The intermediate bias is added inside the output's product.
+  [[nodiscard]] bool is_indivisible() const override { return true; }
+
+ private:
+  [[nodiscard]] Tensor feed(const Tensor& x, const Sequences& sequences) const;
+
+  SequenceAttentionOptions attention_;
+  double hidden_dropout_;
+  bool exact_gelu_;
+  nn::Linear query_, key_, value_, attention_output_, intermediate_, output_;
+  nn::LayerNorm attention_norm_, output_norm_;
+};
+
+// Registered as a place for names alone.
+class NamesImpl : public nn::Module {
+ public:
+  template <class Handle>
+  Handle add(const std::string& name, const Handle& handle) {
+    return register_module(name, handle);
+  }
+};
+TESSERA_MODULE(Names);
+
+}  // namespace tessera::models

@@ -1,0 +1,43 @@
+// One key of an architecture's config.json as everybody sees it: what its values are, what it means
+// and what it is when it is not given. config_table.h ties keys to the members of a configuration.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "models/config/value_range.h"
+
+namespace tessera::models {
+
+struct ConfigKey {
+  enum class Type : std::uint8_t { whole, number, flag, choice };
+  // Keys whose value a recipe has from elsewhere when they are not given.
+  enum class Role : std::uint8_t { plain, vocabulary, positions, dropout };
+
+  std::string name;  // "rope_scaling.factor" is the key `factor` of an object
+  Type type = Type::whole;
+  Range range;
+  std::vector<std::string> choices;
+  std::string help;
+  Role role = Role::plain;
+  std::string fallback;   // the default in words; "none" for a key that is left out
+  bool has_value = true;  // whether there is a default
+  bool nullable = false;  // null is a value of its own, not the default
+};
+
+// Where a configuration came from, for messages, which begin "WHERE: NAME ...".
+struct ConfigSource {
+  std::function<std::string(const std::string& key)> where;
+  std::function<std::string(const std::string& key)> name;
+
+  // A file, whose keys have their own names.
+  ConfigSource(std::string file);  // NOLINT(google-explicit-constructor): most are files
+  ConfigSource(const char* file) : ConfigSource(std::string(file)) {}  // NOLINT: the same
+  ConfigSource(std::function<std::string(const std::string& key)> where_key,
+               std::function<std::string(const std::string& key)> name_key)
+      : where(std::move(where_key)), name(std::move(name_key)) {}
+};
+
+}  // namespace tessera::models

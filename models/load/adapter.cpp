@@ -1,0 +1,212 @@
+// Adding adapters, their names in PEFT's files, and finding the base of a folder.
+#include "models/load/adapter.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/io/json.h"
+#include "checkpoint/load/hugging_face.h"
+#include "engine/device/device.h"
+#include "models/language_model.h"
+#include "models/model_folder.h"
+#include "models/registry/registry.h"
+#include "models/sentence_encoder/sentence_encoder.h"
+
+namespace tessera::models {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What transformers calls the model: PEFT's names begin there.
+Model& transformer_of(Model& model) {
+  if (auto* encoder = dynamic_cast<SentenceEncoder*>(&model)) return encoder->transformer();
+  return model;
+}
+
+// A transformer that a sentence encoder holds stands beside the encoder's tree, not in it.
+void freeze_whole(Model& model, std::optional<DType> storage,
+                  const std::vector<std::string>& wide_classes) {
+  freeze(transformer_of(model), storage, wide_classes);
+  freeze(model, storage, wide_classes);
+}
+
+// Whether adapters are on layers whose weights lie [in, out].
+bool adapts_transposed(const nn::Module& module) {
+  const auto* layer = dynamic_cast<const nn::LinearImpl*>(&module);
+  if (layer != nullptr && layer->has_lora()) return layer->layout() == WeightLayout::in_out;
+  return std::any_of(module.children().begin(), module.children().end(),
+                     [](const auto& child) { return adapts_transposed(*child.second); });
+}
+
+std::vector<std::string> names_in_peft(const HuggingFaceNames& names, const std::string& name) {
+  std::vector<std::string> all;
+  for (const std::string& alias : names.aliases(name)) {
+    all.push_back(std::string(checkpoint::peft_prefix) + alias);
+  }
+  return all;
+}
+
+struct LinearNames {
+  std::vector<std::string> all, adapted;
+};
+
+void collect_linear_layers(const nn::Module& module, const std::string& name, LinearNames& names) {
+  if (const auto* layer = dynamic_cast<const nn::LinearImpl*>(&module)) {
+    names.all.push_back(name);
+    if (layer->has_lora()) names.adapted.push_back(name);
+  }
+  for (const auto& [child, part] : module.children())
+    collect_linear_layers(*part, name.empty() ? child : name + "." + child, names);
+}
+
+const Model& transformer_of(const Model& model) {
+  const auto* encoder = dynamic_cast<const SentenceEncoder*>(&model);
+  return encoder != nullptr ? encoder->transformer() : model;
+}
+
+std::vector<checkpoint::LogicalTensor> chosen(const std::vector<checkpoint::LogicalTensor>& tensors,
+                                              bool of_adapters) {
+  std::vector<checkpoint::LogicalTensor> out;
+  for (const checkpoint::LogicalTensor& tensor : tensors) {
+    if (is_lora_parameter(tensor.name) == of_adapters) out.push_back(tensor);
+  }
+  return out;
+}
+
+}  // namespace
+
+void add_lora(Model& model, const LoraOptions& options, std::optional<DType> storage,
+              const std::vector<std::string>& wide_classes) {
+  freeze_whole(model, storage, wide_classes);
+  tessera::add_lora(transformer_of(model), options);
+}
+
+LoraOptions add_lora_of(const std::string& folder, Model& model, std::optional<DType> storage,
+                        const std::vector<std::string>& wide_classes) {
+  LoraOptions options = lora_options(checkpoint::read_peft_config(folder));
+  std::map<std::string, std::vector<std::int64_t>> stored;
+  for (checkpoint::PeftTensor& tensor :
+       checkpoint::list_peft_tensors(checkpoint::open_peft(folder))) {
+    stored.emplace(std::move(tensor.name), std::move(tensor.shape));
+  }
+  freeze_whole(model, storage, wide_classes);
+  Model& transformer = transformer_of(model);
+  const HuggingFaceNames names = transformer.hugging_face_names();
+  bool any = false;
+  for (const auto& [name, module] : transformer.named_modules()) {
+    auto* layer = dynamic_cast<nn::LinearImpl*>(module);
+    if (layer == nullptr) continue;
+    const std::vector<std::string> wanted = names_in_peft(names, name + ".lora_A.weight");
+    const auto one = std::find_if(wanted.begin(), wanted.end(), [&](const std::string& stored_as) {
+      return stored.contains(stored_as);
+    });
+    if (one == wanted.end()) continue;
+    // Before memory is taken for what the config says.
+    const std::vector<std::int64_t>& shape = stored.at(*one);
+    TESSERA_CHECK(shape.size() == 2 && shape[0] == options.rank, ErrorCode::checkpoint,
+                  "{}: {} says r {}, and '{}' has shape [{}]", folder, checkpoint::peft_config_file,
+                  options.rank, *one, fmt::join(shape, ", "));
+    layer->add_lora(options);
+    any = true;
+  }
+  TESSERA_CHECK(any, ErrorCode::checkpoint,
+                "{}: its adapters are for layers that the model has not, as '{}'; it was made for "
+                "another model",
+                folder, stored.begin()->first);
+  return options;
+}
+
+LoraOptions lora_options(const checkpoint::PeftConfig& config) {
+  return {.rank = config.rank,
+          .alpha = config.alpha,
+          .dropout = config.dropout,
+          .rslora = config.rslora,
+          .target_modules = config.target_modules,
+          .target_pattern = config.target_pattern};
+}
+
+checkpoint::PeftConfig peft_config(const Model& model, const LoraOptions& options,
+                                   const std::string& base) {
+  checkpoint::PeftConfig config{.rank = options.rank,
+                                .alpha = options.alpha,
+                                .dropout = options.dropout,
+                                .rslora = options.rslora,
+                                .target_modules = options.target_modules,
+                                .target_pattern = options.target_pattern,
+                                .base = base};
+  const bool predicts = dynamic_cast<const LanguageModel*>(&model) != nullptr;
+  config.task_type = predicts ? "CAUSAL_LM" : "FEATURE_EXTRACTION";
+  config.fan_in_fan_out = adapts_transposed(model);
+  // PEFT has more ways to choose layers (layers_to_transform, exclude_modules): who goes by what is
+  // written here has to find those that have an adapter, and no others.
+  LinearNames layers;
+  collect_linear_layers(transformer_of(model), "", layers);
+  if (layers.adapted != lora_targets(layers.all, options)) {
+    config.target_pattern.clear();
+    config.target_modules = std::move(layers.adapted);
+  }
+  return config;
+}
+
+std::vector<checkpoint::LogicalTensor> lora_tensors(
+    const std::vector<checkpoint::LogicalTensor>& tensors) {
+  return chosen(tensors, true);
+}
+
+std::vector<checkpoint::LogicalTensor> base_tensors(
+    const std::vector<checkpoint::LogicalTensor>& tensors) {
+  return chosen(tensors, false);
+}
+
+void load_lora(const std::string& folder, const Model& model,
+               const std::vector<checkpoint::LogicalTensor>& tensors) {
+  std::vector<checkpoint::LogicalTensor> adapters = lora_tensors(tensors);
+  const HuggingFaceNames names = model.hugging_face_names();
+  checkpoint::load_peft_tensors(
+      folder, adapters, [&](const std::string& name) { return names_in_peft(names, name); });
+}
+
+std::map<std::string, bool> weights_in_out(const std::string& config) {
+  std::map<std::string, bool> layouts;
+  try {
+    const DeviceGuard deferred(Device::meta());
+    const std::unique_ptr<Model> model = make_model(checkpoint::parse_json(config, "config.json"));
+    const HuggingFaceNames names = model->hugging_face_names();
+    for (const auto& [name, module] : model->named_modules()) {
+      const auto* layer = dynamic_cast<const nn::LinearImpl*>(module);
+      if (layer == nullptr) continue;
+      for (const std::string& alias : names.aliases(name + ".weight"))
+        layouts[alias] = layer->layout() == WeightLayout::in_out;
+    }
+  } catch (const Error&) {  // a model that is not built here
+    return {};
+  }
+  return layouts;
+}
+
+WeightFolders find_weights(const std::string& folder, const std::string& base) {
+  if (!checkpoint::is_peft_folder(folder)) {
+    TESSERA_CHECK(base.empty(), ErrorCode::usage,
+                  "--base {}: {} has no {}, and so no adapter that needs a base", base, folder,
+                  checkpoint::peft_config_file);
+    return {folder, {}};
+  }
+  const std::string found = base.empty() ? checkpoint::read_peft_config(folder).base : base;
+  std::error_code error;
+  TESSERA_CHECK(!found.empty() && fs::is_directory(found, error), ErrorCode::checkpoint,
+                "{}: an adapter, and its base model is no folder here: {}; name the base's folder "
+                "with --base",
+                folder, found.empty() ? "none is named" : missing_folder_text(found));
+  TESSERA_CHECK(!checkpoint::is_peft_folder(found), ErrorCode::configuration,
+                "{}: the base {} of the adapter is an adapter itself; merge that one first "
+                "(tessera convert --merge)",
+                folder, found);
+  return {found, folder};
+}
+
+}  // namespace tessera::models

@@ -1,0 +1,110 @@
+// Building on meta and reading into place.
+#include "models/load/load.h"
+
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/steps/lineage.h"
+#include "comm/world.h"
+#include "models/load/adapter.h"
+#include "models/model_folder.h"
+#include "models/registry/registry.h"
+
+namespace tessera::models {
+namespace {
+
+namespace fs = std::filesystem;
+
+checkpoint::State state_of(const Model& model) {
+  checkpoint::State state;
+  for (const auto& parameter : model.named_parameters()) {
+    const auto sizes = parameter.shape.sizes();
+    const Tensor& tensor = parameter.tensor;
+    state.model.push_back({parameter.name,
+                           tensor.dtype(),
+                           {sizes.begin(), sizes.end()},
+                           {{0, tensor.elements(), tensor.raw_data(), tensor.device()}}});
+  }
+  return state;
+}
+
+// Of a folder of steps the one that was saved last, since a step's config.json is its model's.
+fs::path folder_of_config(const fs::path& folder) {
+  if (fs::exists(folder / "config.json") || checkpoint::is_peft_folder(folder)) return folder;
+  const checkpoint::StepListing listing = checkpoint::list_committed(folder);
+  return listing.steps.empty() ? folder : listing.steps.front().path;
+}
+
+// Fills a model from folder_of_config()'s folder, or, when that came from a folder of steps, from
+// the newest there that is sound.
+void fill(LoadedLanguageModel& loaded, const std::string& folder, checkpoint::State& state) {
+  const auto alone = comm::connect(comm::World{});
+  if (loaded.folder != folder) {
+    auto found = checkpoint::load_latest(*alone, folder, state, checkpoint::LoadParts::model_only);
+    TESSERA_CHECK(found.has_value(), ErrorCode::checkpoint, "{}: no step is there any more",
+                  folder);
+    loaded.folder = found->path;
+    loaded.skipped = std::move(found->skipped);
+  } else if (fs::exists(fs::path(folder) / "manifest.json")) {
+    checkpoint::load(*alone, folder, state, checkpoint::LoadParts::model_only);
+  } else {
+    const HuggingFaceNames names = loaded.model->hugging_face_names();
+    checkpoint::load_hugging_face(folder, state.model, names.ignored, names.aliases);
+  }
+}
+
+}  // namespace
+
+void materialise(nn::Module& module, Device device) {
+  std::map<const void*, Tensor> made;  // a tied parameter is one
+  for (const auto& [name, part] : module.named_modules()) {
+    const std::vector<std::pair<std::string, Tensor>> own = part->own_parameters();
+    for (const auto& [parameter_name, parameter] : own) {
+      Tensor& tensor = made[parameter.impl().get()];
+      if (!tensor.defined()) tensor = Tensor::empty(parameter.shape(), parameter.dtype(), device);
+      part->replace_own_parameter(parameter, tensor);
+    }
+  }
+}
+
+LoadedLanguageModel load_language_model(const std::string& given, DType dtype, Device device,
+                                        const std::string& base) {
+  require_model_folder(given);
+  LoadedLanguageModel loaded;
+  std::string folder = given;
+  std::string adapter;
+  // The adapter of a folder of steps is the newest one's.
+  const std::string newest = folder_of_config(given).string();
+  if (checkpoint::is_peft_folder(newest) || !base.empty()) {
+    const WeightFolders weights = find_weights(newest, base);
+    folder = weights.base;
+    adapter = weights.adapter;
+  }
+  loaded.folder = folder_of_config(folder).string();
+  TESSERA_CHECK(fs::exists(fs::path(loaded.folder) / "config.json"), ErrorCode::checkpoint,
+                "{}: no config.json there; name a checkpoint of tessera train or a folder that "
+                "transformers saved",
+                folder);
+  {
+    const DeviceGuard deferred(Device::meta());
+    const nn::ParameterDTypeGuard of_weights(dtype);
+    loaded.model = make_language_model(read_config(loaded.folder),
+                                       (fs::path(loaded.folder) / "config.json").string());
+    if (!adapter.empty()) add_lora_of(adapter, *loaded.model);
+  }
+  materialise(*loaded.model, device);
+  loaded.model->eval();
+  const checkpoint::State whole = state_of(*loaded.model);
+  checkpoint::State state;
+  state.model = base_tensors(whole.model);
+  fill(loaded, folder, state);
+  if (adapter.empty()) return loaded;
+  load_lora(adapter, *loaded.model, whole.model);
+  loaded.adapter = adapter;
+  return loaded;
+}
+
+}  // namespace tessera::models

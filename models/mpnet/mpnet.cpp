@@ -1,0 +1,122 @@
+// MPNet's layers.
+#include "models/mpnet/mpnet.h"
+
+#include <fmt/format.h>
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "models/bert/bert.h"
+
+namespace tessera::models {
+namespace {
+
+constexpr std::int32_t padding_token = 1;
+
+EncoderLayerNames mpnet_layer_names() {
+  return {.query = "attention.attn.q",
+          .key = "attention.attn.k",
+          .value = "attention.attn.v",
+          .attention_output = "attention.attn.o",
+          .attention_norm = "attention.LayerNorm",
+          .intermediate = "intermediate.dense",
+          .output = "output.dense",
+          .output_norm = "output.LayerNorm"};
+}
+
+}  // namespace
+
+std::int32_t mpnet_bucket(std::int64_t distance) {
+  constexpr std::int32_t side = 16, exact = side / 2;
+  constexpr float furthest = 128;
+  const std::int32_t first = distance > 0 ? side : 0;
+  const std::int64_t away = std::abs(distance);
+  if (away < exact) return first + static_cast<std::int32_t>(away);
+  // In float, as transformers computes it.
+  const float logarithmic = std::log(static_cast<float>(away) / static_cast<float>(exact)) /
+                            static_cast<float>(std::log(furthest / exact)) *
+                            static_cast<float>(side - exact);
+  return first + std::min(exact + static_cast<std::int32_t>(logarithmic), side - 1);
+}
+
+MPNetEmbeddingsImpl::MPNetEmbeddingsImpl(const MPNetConfig& config)
+    : dropout_(config.hidden_dropout_prob) {
+  const auto table = [&](const char* name, std::int64_t entries) {
+    return register_module(name,
+                           nn::Embedding(entries, config.hidden_size, config.initializer_range));
+  };
+  word_ = table("word_embeddings", config.vocab_size);
+  position_ = table("position_embeddings", config.max_position_embeddings);
+  norm_ = register_module("LayerNorm", nn::LayerNorm(config.hidden_size, config.layer_norm_eps));
+}
+
+Tensor MPNetEmbeddingsImpl::forward(const TokenRows& tokens) const {
+  const Tensor x = norm_(word_(tokens.ids), position_(tokens.positions)).second;
+  return sequence_dropout(x, is_training() ? dropout_ : 0, tokens.sequences);
+}
+
+MPNetLayerImpl::MPNetLayerImpl(const MPNetConfig& config)
+    : EncoderLayerImpl(config, mpnet_layer_names()) {}
+
+MPNetEncoderImpl::MPNetEncoderImpl(const MPNetConfig& config) {
+  std::vector<MPNetLayer> layers;
+  for (std::int64_t i = 0; i < config.num_hidden_layers; ++i) layers.emplace_back(config);
+  layer_ = register_module("layer", nn::ModuleList<MPNetLayer>(std::move(layers)));
+  relative_attention_bias_ =
+      register_module("relative_attention_bias",
+                      nn::Embedding(config.relative_attention_num_buckets,
+                                    config.num_attention_heads, config.initializer_range));
+}
+
+Tensor MPNetEncoderImpl::forward(const Tensor& x, const Sequences& sequences) const {
+  std::vector<std::int32_t> buckets;
+  for (std::int64_t d = 1 - sequences.longest; d < sequences.longest; ++d) {
+    buckets.push_back(mpnet_bucket(d));
+  }
+  const auto distances = static_cast<std::int64_t>(buckets.size());
+  const Tensor bias = relative_attention_bias_(Tensor::from(buckets, {distances}).to(x.device()));
+  const Tensor wide = bias.dtype() == float64 ? bias : cast(bias, float32);
+  Tensor states = x;
+  for (const MPNetLayer& layer : *layer_) states = layer(states, sequences, wide);
+  return states;
+}
+
+MPNetModel::MPNetModel(MPNetConfig config) : config_(std::move(config)) {
+  embeddings_ = register_module("embeddings", MPNetEmbeddings(config_));
+  encoder_ = register_module("encoder", MPNetEncoder(config_));
+}
+
+Tensor MPNetModel::forward(const TokenRows& tokens) {
+  TESSERA_REQUIRE(tokens.sequences.longest <= positions(),
+                  "MPNet takes sequences of at most {} tokens, given {}", positions(),
+                  tokens.sequences.longest);
+  return encoder_(embeddings_(tokens), tokens.sequences);
+}
+
+// A padding token has padding's position and is not counted, wherever it stands.
+TokenRows MPNetModel::rows_of(const TokenBatch& tokens) const {
+  return padded_rows(tokens, padding_token, positions());
+}
+
+nlohmann::json MPNetModel::config(DType weights) const {
+  return config_.to_json(weights);
+}
+
+HuggingFaceNames MPNetModel::hugging_face_names() const {
+  HuggingFaceNames names;
+  names.aliases = [](const std::string& name) { return encoder_aliases(name, "mpnet."); };
+  for (const char* prefix : {"", "mpnet."}) {
+    for (const char* name :
+         {"pooler.dense.weight", "pooler.dense.bias", "embeddings.position_ids"}) {
+      names.ignored.push_back(fmt::format("{}{}", prefix, name));
+    }
+  }
+  for (const char* name : {"bias", "dense.weight", "dense.bias", "layer_norm.weight",
+                           "layer_norm.bias", "decoder.weight", "decoder.bias"}) {
+    names.ignored.push_back(fmt::format("lm_head.{}", name));
+  }
+  return names;
+}
+
+}  // namespace tessera::models

@@ -1,0 +1,73 @@
+// MPNet as an encoder, with Hugging Face's module tree and parameter names: BERT without token
+// types, with positions that begin after padding's, and with a bias of attention by distance, one
+// table that all layers read. The pooler and the head of pre-training are ignored when weights are
+// read.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "engine/nn/layers.h"
+#include "engine/nn/module_list.h"
+#include "models/bert/bert_config.h"
+#include "models/bert/encoder_layer.h"
+#include "models/text_encoder.h"
+
+namespace tessera::models {
+
+class MPNetEmbeddingsImpl : public nn::Module {
+ public:
+  explicit MPNetEmbeddingsImpl(const MPNetConfig& config);
+  Tensor forward(const TokenRows& tokens) const;
+
+ private:
+  double dropout_;
+  nn::Embedding word_, position_;
+  nn::LayerNorm norm_;
+};
+TESSERA_MODULE(MPNetEmbeddings);
+
+class MPNetLayerImpl : public EncoderLayerImpl {
+ public:
+  explicit MPNetLayerImpl(const MPNetConfig& config);
+};
+TESSERA_MODULE(MPNetLayer);
+
+class MPNetEncoderImpl : public nn::Module {
+ public:
+  explicit MPNetEncoderImpl(const MPNetConfig& config);
+  Tensor forward(const Tensor& x, const Sequences& sequences) const;
+
+ private:
+  nn::ModuleList<MPNetLayer> layer_;
+  nn::Embedding relative_attention_bias_;
+};
+TESSERA_MODULE(MPNetEncoder);
+
+class MPNetModel : public TextEncoder {
+ public:
+  explicit MPNetModel(MPNetConfig config);
+  using TextEncoder::forward;
+  Tensor forward(const TokenRows& tokens) override;
+  [[nodiscard]] TokenRows rows_of(const TokenBatch& tokens) const override;
+
+  [[nodiscard]] nlohmann::json config(DType weights = float32) const override;
+  [[nodiscard]] HuggingFaceNames hugging_face_names() const override;
+  [[nodiscard]] std::string layer_class() const override { return "MPNetLayer"; }
+  [[nodiscard]] std::int64_t vocabulary() const override { return config_.vocab_size; }
+  [[nodiscard]] std::int64_t positions() const override {
+    return config_.max_position_embeddings - 2;
+  }
+  [[nodiscard]] std::int64_t width() const override { return config_.hidden_size; }
+
+ private:
+  MPNetConfig config_;
+  MPNetEmbeddings embeddings_;
+  MPNetEncoder encoder_;
+};
+
+// The row of MPNet's table for a key `distance` places after the query: exact near by, then
+// logarithmic, 16 buckets to each side.
+std::int32_t mpnet_bucket(std::int64_t distance);
+
+}  // namespace tessera::models

@@ -1,0 +1,115 @@
+// The table of architectures.
+#include "models/registry/registry.h"
+
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include <type_traits>
+
+#include "models/bert/bert.h"
+#include "models/config/config_reader.h"
+#include "models/config/config_table.h"
+#include "models/gpt2/gpt2.h"
+#include "models/llama/llama.h"
+#include "models/llama/mistral_config.h"
+#include "models/llama/qwen2_config.h"
+#include "models/mpnet/mpnet.h"
+
+namespace tessera::models {
+namespace {
+
+#ifdef TESSERA_CONFIGURATIONS_ONLY
+// What reads configurations alone (the fuzz targets) does not link the models.
+template <class Built, class Description>
+constexpr decltype(Architecture::make) make_row = nullptr;
+#else
+template <class Built, class Description>
+std::unique_ptr<Model> make_row(const nlohmann::json& config, const ConfigSource& source) {
+  return std::make_unique<Built>(Description::parse(config, source));
+}
+#endif
+
+// `Description` has the table of keys and parse().
+template <class Built, class Description>
+constexpr Architecture row(std::string_view model_type) {
+  return {.model_type = model_type,
+          .kind = std::is_base_of_v<LanguageModel, Built> ? ModelKind::language_model
+                                                          : ModelKind::text_encoder,
+          .keys = [] { return Description::table().keys(); },
+          .complete =
+              [](nlohmann::json& config, const ConfigSource& source) {
+                Description::table().complete(ConfigReader(config, source), config);
+              },
+          .check = [](const nlohmann::json& config,
+                      const ConfigSource& source) { (void)Description::parse(config, source); },
+          .make = make_row<Built, Description>};
+}
+
+constexpr Architecture architecture_rows[] = {
+    row<GPT2LMHeadModel, Gpt2Config>("gpt2"),
+    row<LlamaForCausalLM, LlamaConfig>("llama"),
+    row<LlamaForCausalLM, MistralConfig>("mistral"),
+    row<LlamaForCausalLM, Qwen2Config>("qwen2"),
+    row<BertModel, BertConfig>("bert"),
+    row<MPNetModel, MPNetConfig>("mpnet"),
+};
+
+}  // namespace
+
+std::span<const Architecture> architectures() {
+  return architecture_rows;
+}
+
+const Architecture& architecture_of(const nlohmann::json& config, const ConfigSource& source) {
+  const ConfigReader reader(config, source);
+  const std::string model_type = reader.text("model_type");
+  std::vector<std::string_view> known;
+  for (const Architecture& row : architecture_rows) {
+    if (row.model_type == model_type) return row;
+    known.push_back(row.model_type);
+  }
+  reader.check_key(false, "model_type", "\"{}\" is not built; there are {}", model_type,
+                   fmt::join(known, ", "));
+  misuse("a check that cannot hold did");
+}
+
+#ifndef TESSERA_CONFIGURATIONS_ONLY
+namespace {
+
+const char* words_for(ModelKind kind) {
+  return kind == ModelKind::language_model ? "a language model" : "an encoder of texts";
+}
+
+template <class Kind>
+std::unique_ptr<Kind> make_kind(ModelKind kind, const nlohmann::json& config,
+                                const ConfigSource& source) {
+  const Architecture& architecture = architecture_of(config, source);
+  ConfigReader(config, source)
+      .check_key(architecture.kind == kind, "model_type", "\"{}\" is {}; {} is wanted here",
+                 architecture.model_type, words_for(architecture.kind), words_for(kind));
+  std::unique_ptr<Model> model = architecture.make(config, source);
+  auto* wanted = dynamic_cast<Kind*>(model.get());
+  TESSERA_REQUIRE(wanted != nullptr, "the registry's row {} is of another kind than its model",
+                  architecture.model_type);
+  (void)model.release();
+  return std::unique_ptr<Kind>(wanted);
+}
+
+}  // namespace
+
+std::unique_ptr<Model> make_model(const nlohmann::json& config, const ConfigSource& source) {
+  return architecture_of(config, source).make(config, source);
+}
+
+std::unique_ptr<LanguageModel> make_language_model(const nlohmann::json& config,
+                                                   const ConfigSource& source) {
+  return make_kind<LanguageModel>(ModelKind::language_model, config, source);
+}
+
+std::unique_ptr<TextEncoder> make_text_encoder(const nlohmann::json& config,
+                                               const ConfigSource& source) {
+  return make_kind<TextEncoder>(ModelKind::text_encoder, config, source);
+}
+#endif
+
+}  // namespace tessera::models

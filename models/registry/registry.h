@@ -1,0 +1,46 @@
+// The architectures that can be built from a config.json: one row each.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "models/config/config_file.h"
+#include "models/config/config_key.h"
+#include "models/language_model.h"
+#include "models/text_encoder.h"
+
+namespace tessera::models {
+
+enum class ModelKind : std::uint8_t { language_model, text_encoder };
+
+struct Architecture {
+  std::string_view model_type;  // config.json's `model_type`, and the recipe's model.architecture
+  ModelKind kind;
+  std::vector<ConfigKey> (*keys)();
+  // Fills in what `config` lacks of the keys; Error(configuration) for what cannot be built.
+  void (*complete)(nlohmann::json& config, const ConfigSource& source);
+  void (*check)(const nlohmann::json& config, const ConfigSource& source);
+  std::unique_ptr<Model> (*make)(const nlohmann::json& config, const ConfigSource& source);
+};
+
+std::span<const Architecture> architectures();
+// The row that a configuration names; Error(configuration) when there is none.
+const Architecture& architecture_of(const nlohmann::json& config, const ConfigSource& source);
+
+// Builds the model that `config` describes (Hugging Face's config.json), with initial values drawn
+// from the thread's seed (engine/random.h), on the thread's default device. `source` says in errors
+// where the configuration came from. A configuration that cannot be built is an
+// Error(configuration) that names the key, and so is a model of another kind.
+std::unique_ptr<Model> make_model(const nlohmann::json& config,
+                                  const ConfigSource& source = "config.json");
+std::unique_ptr<LanguageModel> make_language_model(const nlohmann::json& config,
+                                                   const ConfigSource& source = "config.json");
+std::unique_ptr<TextEncoder> make_text_encoder(const nlohmann::json& config,
+                                               const ConfigSource& source = "config.json");
+
+}  // namespace tessera::models

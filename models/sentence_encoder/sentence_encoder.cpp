@@ -1,0 +1,90 @@
+// The sentence encoder as a module; its folders are in sentence_folder.cpp.
+#include "models/sentence_encoder/sentence_encoder.h"
+
+#include <nlohmann/json.hpp>
+
+#include "engine/nn/lora.h"
+#include "models/bert/encoder_layer.h"
+#include "models/sentence_encoder/sentence_modules.h"
+
+namespace tessera::models {
+
+SentenceEncoder::SentenceEncoder(Parts parts) : parts_(std::move(parts)) {
+  register_children_of(*parts_.transformer);
+  for (const auto& [name, module] : parts_.modules) register_module(name, module);
+}
+
+void SentenceEncoder::keep_pooler() {
+  const std::int64_t width = parts_.transformer->width();
+  const Names pooler(std::make_shared<NamesImpl>());
+  pooler->add("dense", nn::Linear(width, width));
+  freeze(*pooler);
+  register_module("pooler", pooler);
+}
+
+Tensor SentenceEncoder::forward(const TokenBatch& tokens) const {
+  const TokenRows token_rows = parts_.transformer->rows_of(tokens);
+  Tensor x =
+      pool_sequences(parts_.transformer->forward(token_rows), token_rows.sequences, parts_.pooling);
+  for (const auto& named : parts_.modules) x = named.second(x);
+  return x.dtype() == float64 ? x : cast(x, float32);
+}
+
+std::set<std::string> SentenceEncoder::tensor_folders() const {
+  std::set<std::string> folders;
+  for (const auto& [name, module] : parts_.modules) {
+    if (!module->named_parameters().empty()) folders.insert(name);
+  }
+  return folders;
+}
+
+nlohmann::json SentenceEncoder::config(DType weights) const {
+  return parts_.transformer->config(weights);
+}
+
+HuggingFaceNames SentenceEncoder::hugging_face_names() const {
+  return parts_.transformer->hugging_face_names();
+}
+
+std::string SentenceEncoder::layer_class() const {
+  return parts_.transformer->layer_class();
+}
+
+std::int64_t SentenceEncoder::vocabulary() const {
+  return parts_.transformer->vocabulary();
+}
+
+std::int64_t SentenceEncoder::positions() const {
+  return parts_.transformer->positions();
+}
+
+SentenceDenseImpl::SentenceDenseImpl(const SentenceDenseOptions& options)
+    : activation_(options.activation) {
+  linear_ = register_module(
+      "linear", nn::Linear(options.in, options.out, nn::LinearOptions{.bias = options.bias}));
+}
+
+Tensor SentenceDenseImpl::forward(const Tensor& x) const {
+  Tensor y = linear_(x);
+  switch (activation_) {
+    case SentenceActivation::identity:
+      return y;
+    case SentenceActivation::tanh:
+      return tanh(y);
+    case SentenceActivation::relu:
+      return relu(y);
+    case SentenceActivation::gelu:
+      return gelu(y);
+    case SentenceActivation::sigmoid:
+      return sigmoid(y);
+    case SentenceActivation::silu:
+      return silu(y);
+  }
+  return y;
+}
+
+Tensor SentenceNormalizeImpl::forward(const Tensor& x) const {
+  return normalize_rows(x);
+}
+
+}  // namespace tessera::models

@@ -1,0 +1,44 @@
+// Cluster files: what `tessera plan --cluster` reads and `tessera plan --calibrate` writes. The
+// keys, their units and ranges are a table; docs/cluster.md explains them.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sharding/plan/cluster.h"
+#include "training/recipe/yaml_tree.h"
+
+namespace tessera::cli {
+
+struct ClusterKey {
+  std::string name;  // "inside.rate"
+  std::string unit;  // for people: "bytes a second"
+  bool required = false;
+  std::string help;
+  std::function<void(Cluster&, const YamlNode&)> read;
+};
+const std::vector<ClusterKey>& cluster_keys();
+
+// Error(configuration) that begins with the place: for a key that is unknown (with the nearest
+// name), missing, given twice, or whose value cannot be.
+Cluster parse_cluster(std::string_view text, const std::string& source);
+
+// A file, or the name of a cluster that the program brings along. Error(configuration) where there
+// is neither.
+Cluster find_cluster(const std::string& name_or_file);
+
+struct ShippedCluster {
+  std::string_view name;
+  std::string_view text;
+};
+// From clusters/, built into the program.
+const std::vector<ShippedCluster>& shipped_clusters();
+std::string shipped_cluster_names(std::string_view separator);
+
+// As parse_cluster reads it again; `comment` lines come first.
+std::string cluster_text(const Cluster& cluster, const std::vector<std::string>& comment);
+
+}  // namespace tessera::cli

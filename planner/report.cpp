@@ -1,0 +1,239 @@
+// The table and the JSON of a plan.
+#include "planner/report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "base/counted.h"
+#include "base/text/byte_size.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr MemoryKind all_kinds[] = {MemoryKind::parameters,  MemoryKind::gradients,
+                                    MemoryKind::optimizer,   MemoryKind::communication,
+                                    MemoryKind::activations, MemoryKind::other};
+
+std::string row_name(const StrategyPlan& row) {
+  return row.group_size == 0
+             ? std::string(name_of(row.strategy))
+             : fmt::format("{}, groups of {}", name_of(row.strategy), row.group_size);
+}
+
+std::string place_of(const MemoryPlan& plan) {
+  return fmt::format("{}, {}", plan.phase, plan.unit.empty() ? "outside of units" : plan.unit);
+}
+
+std::string table_line(const std::vector<std::string>& cells) {
+  std::string line = fmt::format("{:<34}", cells.front());
+  for (std::size_t i = 1; i + 1 < cells.size(); ++i) line += fmt::format(" {:>13}", cells[i]);
+  return line + "  " + cells.back() + "\n";
+}
+
+std::string memory_table(const PlanReport& report) {
+  std::vector<std::string> header = {"bytes of a rank"};
+  for (const MemoryKind kind : all_kinds) header.emplace_back(name_of(kind));
+  header.insert(header.end(), {"total", "the peak is in"});
+  std::string text = table_line(header);
+  for (const StrategyPlan& row : report.plans) {
+    if (!row.plan) {
+      text += fmt::format("{:<34} refused: {}\n", row_name(row), row.refused);
+      continue;
+    }
+    std::vector<std::string> cells = {row_name(row)};
+    for (const MemoryKind kind : all_kinds) cells.push_back(bytes_text(row.plan->memory.of(kind)));
+    cells.push_back(bytes_text(row.plan->total()));
+    cells.push_back(place_of(*row.plan));
+    text += table_line(cells);
+  }
+  return text;
+}
+
+// What is offloaded to `where`, of the kinds that are; nothing where nothing is.
+std::string elsewhere_table(const PlanReport& report, std::string_view where,
+                            MemoryUse RankMemory::*use) {
+  std::vector<MemoryKind> kinds;
+  for (const MemoryKind kind : all_kinds) {
+    const auto has_some = [&](const StrategyPlan& row) {
+      return row.plan && (row.plan->memory.*use)[kind] > 0;
+    };
+    if (std::any_of(report.plans.begin(), report.plans.end(), has_some)) kinds.push_back(kind);
+  }
+  if (kinds.empty()) return {};
+  std::vector<std::string> header = {fmt::format("bytes of a rank {}", where)};
+  for (const MemoryKind kind : kinds) header.emplace_back(name_of(kind));
+  header.insert(header.end(), {"total", ""});
+  std::string text(1, '\n');
+  text += table_line(header);
+  for (const StrategyPlan& row : report.plans) {
+    if (!row.plan) continue;
+    const MemoryUse& bytes = row.plan->memory.*use;
+    std::vector<std::string> cells = {row_name(row)};
+    for (const MemoryKind kind : kinds) cells.push_back(bytes_text(bytes[kind]));
+    cells.insert(cells.end(), {bytes_text(bytes.total()), ""});
+    text += table_line(cells);
+  }
+  return text;
+}
+
+std::string traffic_table(const PlanReport& report) {
+  std::string text = table_line({"a step's collectives", "phase", "ranks", "calls", "bytes", ""});
+  for (const StrategyPlan& row : report.plans) {
+    if (!row.plan) continue;
+    std::string name = row_name(row);
+    for (const PlannedCollective& call : row.plan->collectives) {
+      text +=
+          table_line({name, std::string(call.phase), fmt::format("{}", call.ranks),
+                      fmt::format("{}", call.calls), bytes_text(call.bytes), std::string(call.op)});
+      name.clear();
+    }
+    if (row.plan->collectives.empty()) text += table_line({name, "", "", "none", "", ""});
+  }
+  return text;
+}
+
+std::string verdict(const PlanReport& report, const StrategyPlan& row) {
+  const std::size_t total = row.plan->total();
+  const std::uint64_t memory = *report.device_memory;
+  if (total > memory) {
+    return fmt::format("{} does not fit: {} too much\n", row_name(row), bytes_text(total - memory));
+  }
+  std::string text =
+      fmt::format("{} fits, with {} to spare", row_name(row), bytes_text(memory - total));
+  // They are given up when something else needs the room.
+  if (total + row.plan->memory.cached > memory) text += ", less than the pool would like to cache";
+  return text + "\n";
+}
+
+std::string verdicts(const PlanReport& report) {
+  if (!report.device_memory) return {};
+  const int ranks = report.world.ranks;
+  std::string text =
+      report.device_memory_of.empty()
+          ? fmt::format("\nof {}:\n", bytes_text(*report.device_memory))
+          : fmt::format("\nof {}, which {} has free for {}:\n", bytes_text(*report.device_memory),
+                        report.device_memory_of,
+                        ranks == 1 ? "the rank" : fmt::format("each of {} ranks", ranks));
+  for (const StrategyPlan& row : report.plans) {
+    if (row.plan) text += "  " + verdict(report, row);
+  }
+  if (something_fits(report)) return text;
+  if (report.advice.empty()) {
+    text +=
+        "  no strategy, batch, precision, offload or number of ranks that there is makes it fit";
+    if (report.least) {
+      text += fmt::format("; the least is {} with {}", bytes_text(report.least->total),
+                          fmt::join(report.least->changes, " "));
+    }
+    return text + "\n";
+  }
+  text += "  it would fit, cheapest change first, with\n";
+  for (const Advice& advice : report.advice) {
+    text += fmt::format("    {}  ({}, {} less)\n", fmt::join(advice.changes, " "),
+                        bytes_text(advice.total), bytes_text(advice.saved));
+  }
+  return text;
+}
+
+nlohmann::ordered_json row_json(const PlanReport& report, const StrategyPlan& row) {
+  nlohmann::ordered_json json = {{"strategy", name_of(row.strategy)}, {"group_size", nullptr}};
+  if (row.group_size != 0) json["group_size"] = row.group_size;
+  if (!row.plan) {
+    json["refused"] = row.refused;
+    return json;
+  }
+  const MemoryPlan& plan = *row.plan;
+  json["bytes"] = kinds_json(plan.memory);
+  if (plan.memory.in_files.total() > 0) json["in_files"] = elsewhere_json(plan.memory.in_files);
+  if (plan.memory.on_host.total() > 0) json["on_host"] = elsewhere_json(plan.memory.on_host);
+  json["cached"] = plan.memory.cached;
+  json["peak"] = {{"phase", plan.phase}, {"unit", plan.unit}};
+  json["collectives"] = nlohmann::ordered_json::array();
+  for (const PlannedCollective& call : plan.collectives) {
+    json["collectives"].push_back({{"op", call.op},
+                                   {"phase", call.phase},
+                                   {"ranks", call.ranks},
+                                   {"calls", call.calls},
+                                   {"bytes", call.bytes}});
+  }
+  json["moved_bytes"] = plan.moved_bytes();
+  if (report.device_memory) json["fits"] = fits(report, plan);
+  return json;
+}
+
+}  // namespace
+
+bool fits(const PlanReport& report, const MemoryPlan& plan) {
+  return !report.device_memory || plan.total() <= *report.device_memory;
+}
+
+bool something_fits(const PlanReport& report) {
+  return std::any_of(report.plans.begin(), report.plans.end(),
+                     [&](const StrategyPlan& row) { return row.plan && fits(report, *row.plan); });
+}
+
+// What a rank computes with in a micro-batch.
+std::string batch_text(const Recipe& recipe, int ranks) {
+  const std::int64_t samples = batch_size_per_rank(recipe, ranks);
+  if (recipe.train.task == TaskKind::sentence_pairs) return counted(samples, "pair");
+  return fmt::format("{} x {}", samples, counted(recipe.model.seq_len, "token"));
+}
+
+std::string plan_text(const PlanReport& report) {
+  const Recipe& recipe = report.recipe;
+  std::string text = fmt::format(
+      "{}: {} on {}, {} a rank, {} a step\n\n", recipe.source, counted(report.world.ranks, "rank"),
+      report.world.device == DeviceType::cuda ? "a GPU each" : "the CPUs of one host",
+      batch_text(recipe, report.world.ranks),
+      counted(recipe.train.gradient_accumulation_steps, "batch"));
+  text += memory_table(report) + elsewhere_table(report, "in files", &RankMemory::in_files) +
+          elsewhere_table(report, "on the host", &RankMemory::on_host);
+  return text + "\n" + traffic_table(report) + verdicts(report);
+}
+
+nlohmann::ordered_json plan_json(const PlanReport& report) {
+  nlohmann::ordered_json json = {
+      {"format", "tessera-plan"},
+      {"version", 1},
+      {"recipe", report.recipe.source},
+      {"world_size", report.world.ranks},
+      {"device", report.world.device == DeviceType::cuda ? "cuda" : "cpu"},
+      {"batch_size", batch_size_per_rank(report.recipe, report.world.ranks)},
+      {"seq_len", report.recipe.model.seq_len},
+      {"gradient_accumulation_steps", report.recipe.train.gradient_accumulation_steps},
+      {"device_memory", nullptr}};
+  if (report.device_memory) json["device_memory"] = *report.device_memory;
+  json["plans"] = nlohmann::ordered_json::array();
+  for (const StrategyPlan& row : report.plans) json["plans"].push_back(row_json(report, row));
+  json["advice"] = nlohmann::ordered_json::array();
+  for (const Advice& advice : report.advice) {
+    json["advice"].push_back(
+        {{"changes", advice.changes}, {"total", advice.total}, {"saved", advice.saved}});
+  }
+  json["least"] = nullptr;
+  if (report.advice.empty() && report.least) {
+    json["least"] = {{"changes", report.least->changes},
+                     {"total", report.least->total},
+                     {"saved", report.least->saved}};
+  }
+  return json;
+}
+
+nlohmann::ordered_json elsewhere_json(const MemoryUse& use) {
+  nlohmann::ordered_json json;
+  for (const MemoryKind kind : all_kinds) {
+    if (use[kind] > 0) json[std::string(name_of(kind))] = use[kind];
+  }
+  return json;
+}
+
+nlohmann::ordered_json kinds_json(const RankMemory& memory) {
+  nlohmann::ordered_json json;
+  for (const MemoryKind kind : all_kinds) json[std::string(name_of(kind))] = memory.of(kind);
+  json["total"] = memory.total();
+  return json;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,52 @@
+// Plans with time: a row for each strategy, world and setting that was asked for, on a cluster.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "planner/report.h"
+#include "sharding/plan/cluster.h"
+#include "sharding/plan/plan_time.h"
+
+namespace tessera::cli {
+
+struct TimedRow {
+  std::string name;  // of the strategy; "none", "dp"
+  StrategyPlan row;
+  PlanWorld world;
+  std::vector<std::string> settings = {};  // "sharding.activation_checkpointing=full"
+  double samples = 0;                      // of a step, all ranks
+  std::optional<double> tokens = {};       // of language models
+  std::optional<PredictedStep> time = {};
+  double mfu = 0;
+  std::string untimed = {};  // why there is no time
+};
+
+// A strategy's plan and time, or why there is none.
+TimedRow timed_row(const StrategyPlan& plan, const PlanWorld& world, const Recipe& recipe,
+                   const Cluster& cluster);
+// Of one rank that shares nothing, and of `world.ranks` GPUs under torch's DataParallel, each of
+// which computes the batch of a rank of that world.
+TimedRow row_of_one_rank(const PlanWorld& world, const Recipe& recipe, const Cluster& cluster);
+TimedRow row_of_data_parallel(const PlanWorld& world, const Recipe& recipe, const Cluster& cluster);
+
+// Whether a row was planned and fits; true of all that were planned where no memory was given.
+bool any_row_fits(const std::vector<TimedRow>& rows, std::optional<std::uint64_t> device_memory);
+
+// The fastest that fits, of one world.
+struct Recommendation {
+  const TimedRow* row = nullptr;
+  std::string reason;
+};
+std::vector<Recommendation> recommend(const std::vector<TimedRow>& rows,
+                                      std::optional<std::uint64_t> device_memory);
+
+std::string time_text(const std::vector<TimedRow>& rows, const Cluster& cluster,
+                      std::optional<std::uint64_t> device_memory);
+// Adds `format`, `cluster`, `rows`, `recommendations` and `mfu_formula`.
+void add_time_json(nlohmann::ordered_json& json, const std::vector<TimedRow>& rows,
+                   const Cluster& cluster, std::optional<std::uint64_t> device_memory);
+
+}  // namespace tessera::cli

@@ -1,0 +1,41 @@
+// From what a program throws to its exit code.
+#include "sharding/context/run.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+
+#include "base/error.h"
+#include "base/write_failure.h"
+#include "sharding/context/failure.h"
+
+namespace tessera {
+namespace {
+
+// The exit code of what is still to be written; 0: it is.
+int flush_stdout() {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return 0;
+  // Nobody reads any more, as in `tessera env | head -1`: no error of ours.
+  if (errno == EPIPE) return 0;
+  const int reason = errno;
+  const int code = static_cast<int>(full_disk_or_runtime(reason));
+  report_failure({code, describe_errno("writing to standard output", reason)});
+  return code;
+}
+
+}  // namespace
+
+int detail::run_main(const std::function<int()>& program, std::string_view before_logic_errors) {
+  try {
+    const int code = program();
+    return std::max(code, flush_stdout());
+  } catch (...) {
+    const std::optional<Failure> failure = current_failure(before_logic_errors);
+    if (!failure) return 0;
+    std::fflush(stdout);
+    report_failure(*failure);
+    return failure->code;
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,133 @@
+// Gathering and summing of tensors, with gradients.
+#include "sharding/context/tensor_collectives.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "engine/autograd.h"
+#include "engine/device/queue.h"
+
+namespace tessera {
+
+TensorCollectives::Buffers& TensorCollectives::buffers_for(const std::string& name) {
+  const auto found = std::find_if(buffers_.begin(), buffers_.end(),
+                                  [&](const Buffers& each) { return each.name == name; });
+  if (found != buffers_.end()) {
+    buffers_.splice(buffers_.begin(), buffers_, found);
+  } else {
+    if (buffers_.size() == most_buffers) buffers_.pop_back();
+    buffers_.push_front({name, nullptr, nullptr});
+  }
+  return buffers_.front();
+}
+
+Tensor TensorCollectives::gather(const Tensor& rows) {
+  TESSERA_REQUIRE(rows.dimensions() > 0, "all_gather of a scalar: give it a dimension of rows");
+  const std::int64_t ranks = communicator_->size();
+  if (ranks == 1) return rows;
+  std::vector<std::int64_t> sizes(rows.shape().sizes().begin(), rows.shape().sizes().end());
+  sizes[0] *= ranks;
+  Tensor all = Tensor::empty(Shape(sizes), rows.dtype(), rows.device());
+  const std::string name =
+      fmt::format("rows {} {}", name_of(rows.dtype()), rows.shape().to_string());
+  const std::uint64_t call = calls_++;
+  if (!rows.is_meta()) {
+    require_device("all_gather", rows);
+    autograd::note_read();
+    const comm::Tag tag{call, 0, comm::Phase::forward};
+    Buffers& buffers = buffers_for(name);
+    if (!buffers.rows) {
+      buffers.rows = communicator_->allocate(name, all.bytes(), comm::Sharing::one_copy);
+    }
+    DeviceQueue& queue = current_queue(rows.device());
+    communicator_->acquire(*buffers.rows, tag);
+    if (rows.elements() > 0) {
+      queue.copy(
+          buffers.rows->data() + rows.bytes() * static_cast<std::size_t>(communicator_->rank()),
+          rows.data(), rows.bytes());
+    }
+    communicator_->all_gather(*buffers.rows, all.bytes(), tag);
+    if (all.elements() > 0) queue.copy(all.data(), buffers.rows->data(), all.bytes());
+    buffers.rows->release();
+  }
+  autograd::record(
+      Op::custom, {rows}, {all},
+      [self = shared_from_this(), name, call](std::vector<Tensor>& dout,
+                                              autograd::GradientSink& sink) {
+        const auto [out, accumulate] = sink.slot(0);
+        self->reduce(name, call, dout[0], out, accumulate);
+      },
+      autograd::Reads::nothing);
+  return all;
+}
+
+Tensor TensorCollectives::all_reduce(const Tensor& x, float scale) {
+  TESSERA_REQUIRE(is_floating(x.dtype()),
+                  "all_reduce of a tensor of {}; cast it to float64, which holds whole numbers up "
+                  "to 2^53 exactly",
+                  name_of(x.dtype()));
+  if (communicator_->size() == 1) return x;
+  Tensor sums = Tensor::empty(x.shape(), x.dtype(), x.device());
+  const std::string name = fmt::format("sums {} {}", name_of(x.dtype()), x.shape().to_string());
+  const comm::Reduction reduction{.in_dtype = x.dtype(), .out_dtype = x.dtype(), .scale = scale};
+  const std::uint64_t call = calls_++;
+  if (!x.is_meta()) {
+    require_device("all_reduce", x);
+    autograd::note_read();
+    sum_all(name, x, sums, reduction, {call, 0, comm::Phase::forward});
+  }
+  autograd::record(
+      Op::custom, {x}, {sums},
+      [self = shared_from_this(), name, reduction, call](std::vector<Tensor>& dout,
+                                                         autograd::GradientSink& sink) {
+        const auto [out, accumulate] = sink.slot(0);
+        comm::Reduction of_gradients = reduction;
+        of_gradients.accumulate = accumulate;
+        self->sum_all(name, dout[0], out, of_gradients, {call, 0, comm::Phase::backward});
+      },
+      autograd::Reads::nothing);
+  return sums;
+}
+
+comm::Buffer& TensorCollectives::filled_with(const std::string& name, const Tensor& summands,
+                                             comm::Tag tag) {
+  Buffers& buffers = buffers_for(name);
+  if (!buffers.summands) {
+    buffers.summands =
+        communicator_->allocate("summands of " + name, summands.bytes(), comm::Sharing::per_rank);
+  }
+  communicator_->acquire(*buffers.summands, tag);
+  if (summands.elements() > 0) {
+    current_queue(summands.device())
+        .copy(buffers.summands->data(), summands.data(), summands.bytes());
+  }
+  return *buffers.summands;
+}
+
+void TensorCollectives::reduce(const std::string& name, std::uint64_t call, const Tensor& gradients,
+                               const Tensor& out, bool accumulate) {
+  const comm::Tag tag{call, 0, comm::Phase::backward};
+  const std::int64_t mine = out.elements();
+  communicator_->reduce_scatter(
+      filled_with(name, gradients, tag),
+      {{.first = mine * communicator_->rank(), .count = mine, .out = out.raw_data()}},
+      {.in_dtype = gradients.dtype(), .out_dtype = out.dtype(), .accumulate = accumulate}, tag);
+}
+
+void TensorCollectives::sum_all(const std::string& name, const Tensor& summands, const Tensor& out,
+                                const comm::Reduction& reduction, comm::Tag tag) {
+  communicator_->all_reduce(filled_with(name, summands, tag), summands.elements(), out.raw_data(),
+                            reduction, tag);
+}
+
+void TensorCollectives::require_device(const char* call, const Tensor& tensor) const {
+  TESSERA_REQUIRE(tensor.device() == communicator_->device(),
+                  "{} of a tensor on {} between ranks on {}; move it with "
+                  "Tensor::to(context.device())",
+                  call, tensor.device().to_string(), communicator_->device().to_string());
+}
+
+}  // namespace tessera

@@ -1,0 +1,53 @@
+// Tensors of all ranks brought together or summed, with their gradients: what Context::all_gather,
+// all_reduce and mean do.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <string>
+
+#include "comm/communicator.h"
+#include "engine/tensor.h"
+
+namespace tessera {
+
+// Of one rank; used by the thread that computes, whose calls have the order of the other ranks'.
+// These collectives, those of the backward too, are calls of the world's own communicator: no
+// strategy changes their order.
+class TensorCollectives : public std::enable_shared_from_this<TensorCollectives> {
+ public:
+  explicit TensorCollectives(std::shared_ptr<comm::Communicator> communicator)
+      : communicator_(std::move(communicator)) {}
+
+  [[nodiscard]] Tensor gather(const Tensor& rows);
+  // The sum over the ranks times `scale`, on every rank.
+  [[nodiscard]] Tensor all_reduce(const Tensor& x, float scale);
+
+ private:
+  // Collective memory for tensors of one shape and dtype, which its name says: ranks that pass
+  // different ones are told so.
+  struct Buffers {
+    std::string name;
+    std::shared_ptr<comm::Buffer> rows;
+    std::shared_ptr<comm::Buffer> summands;  // of gathered rows: from the first backward on
+  };
+  static constexpr std::size_t most_buffers = 4;
+
+  [[nodiscard]] Buffers& buffers_for(const std::string& name);
+  void require_device(const char* call, const Tensor& tensor) const;
+  // The buffer for what is summed, free to be written, with `summands` in it.
+  comm::Buffer& filled_with(const std::string& name, const Tensor& summands, comm::Tag tag);
+  // Sums what all ranks have for this rank's rows into `out`.
+  void reduce(const std::string& name, std::uint64_t call, const Tensor& gradients,
+              const Tensor& out, bool accumulate);
+  // Sums what all ranks have into `out`, on every rank.
+  void sum_all(const std::string& name, const Tensor& summands, const Tensor& out,
+               const comm::Reduction& reduction, comm::Tag tag);
+
+  std::shared_ptr<comm::Communicator> communicator_;
+  std::list<Buffers> buffers_;  // those used last come first
+  std::uint64_t calls_ = 0;
+};
+
+}  // namespace tessera

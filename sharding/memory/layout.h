@@ -1,0 +1,90 @@
+// Where the parameters of a unit lie in its flat buffer, and which part of it is a rank's. Pure
+// arithmetic.
+//
+// A unit's parameters form segments of equal (compute dtype, master dtype, trainable), trainable
+// ones first. Each segment is cut into equal shares, one a shard, and padded at its end so that
+// they are multiples of 256 bytes: whatever part of a unit is trainable, its state is spread over
+// all ranks. A shard's share of the unit are its shares of the segments. A parameter begins at a
+// multiple of 32 elements (64 bytes or more) of its segment; its place there depends on neither the
+// strategy nor the number of shards.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "engine/shape.h"
+#include "engine/storage/element_range.h"
+
+namespace tessera {
+
+// A parameter begins at a multiple of so many elements of its segment: a block of
+// kernels::SumOfSquares, so that no shard boundary cuts one and a gradient's norm does not depend
+// on the cuts.
+inline constexpr std::int64_t parameter_alignment = 32;
+// In the buffer of gradients a segment begins at a multiple of this many elements: 256 bytes at 16
+// bits.
+inline constexpr std::int64_t gradient_alignment = 128;
+
+struct ParameterSpec {
+  std::string name;
+  Shape shape;
+  DType master_dtype = DType::float32;   // what the optimizer updates and checkpoints hold
+  DType compute_dtype = DType::float32;  // what is gathered and computed with
+  bool trainable = true;
+};
+
+class UnitLayout {
+ public:
+  struct Segment {
+    DType compute_dtype, master_dtype;
+    bool trainable;
+    std::size_t byte_offset;       // in the flat buffer
+    std::int64_t elements;         // with the gaps between parameters and the padding at the end
+    std::int64_t share;            // elements of each shard
+    std::int64_t gradient_offset;  // in elements of the gradient buffer; trainable segments only
+    [[nodiscard]] std::size_t bytes() const {
+      return static_cast<std::size_t>(elements) * size_of(compute_dtype);
+    }
+  };
+  struct Slot {
+    ParameterSpec spec;
+    int segment;
+    ElementRange range;  // in the segment
+  };
+
+  UnitLayout(std::vector<ParameterSpec> parameters, int shards);
+
+  [[nodiscard]] int shards() const { return shards_; }
+  [[nodiscard]] const std::vector<Segment>& segments() const { return segments_; }
+  [[nodiscard]] const std::vector<Slot>& slots() const { return slots_; }  // in the given order
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }  // of the flat buffer, padded
+  [[nodiscard]] std::size_t share_bytes() const {  // of a shard, of all segments together
+    return bytes_ / static_cast<std::size_t>(shards_);
+  }
+  [[nodiscard]] std::int64_t gradient_elements() const { return gradient_elements_; }
+  // One that holds every trainable segment's compute dtype: the widest, fp32 for two kinds of 16
+  // bits.
+  [[nodiscard]] DType gradient_dtype() const;
+
+  // The part of a segment that shard `shard` holds: one share; begins at a multiple of 32 elements.
+  [[nodiscard]] ElementRange local(int segment, int shard) const;
+  // The part of a parameter that it holds, in elements of the parameter.
+  [[nodiscard]] ElementRange local_of(const Slot& slot, int shard) const;
+  // Ranges of the gradient buffer that no parameter covers (alignment and padding), in elements.
+  [[nodiscard]] const std::vector<ElementRange>& gradient_gaps() const { return gradient_gaps_; }
+
+ private:
+  void find_gaps();
+
+  int shards_;
+  std::vector<Segment> segments_;
+  std::vector<Slot> slots_;
+  std::size_t bytes_ = 0;
+  std::int64_t gradient_elements_ = 0;
+  std::vector<ElementRange> gradient_gaps_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,117 @@
+// What a step spends its time on: the recorder behind `log.trace` and `log.summary`, and a
+// program's own.
+//
+//   const std::shared_ptr<ts::StepRecorder> recorder = model.record();
+//   recorder->begin_step(1);  ...forward, backward...
+//   { const ts::ComputeScope scope(recorder.get(), ts::SpanKind::optimizer);  optimizer.step(); }
+//   recorder->end_step();
+//   const ts::StepRecord& step = recorder->last();
+//
+// A span takes a look at the clock at its beginning and its end; memory for spans is made by the
+// first steps. On a GPU a span is what lies between two events of its queue. Recording changes no
+// collective and no bit.
+//
+// The rank's thread makes all calls; side streams hand in theirs through queues.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/device/device.h"
+#include "sharding/profiler/span.h"
+
+namespace tessera {
+
+class Recording;  // sharding/profiler/recording.h
+
+// Collectives of one step that have purpose and kind in common.
+struct CollectiveTotal {
+  comm::Phase phase = comm::Phase::other;
+  SpanKind kind = SpanKind::all_gather;
+  std::uint64_t calls = 0;
+  std::uint64_t bytes = 0;  // that reached this rank from others
+};
+
+// What a step was on this rank. Sums are of what began between begin_step() and end_step(); spans
+// up to the next begin_step() follow those.
+struct StepRecord {
+  std::int64_t step = 0;
+  std::int64_t begin = 0;  // nanoseconds of CLOCK_MONOTONIC
+  std::int64_t end = 0;
+  std::array<double, exposed_count> exposed_seconds{};  // by Exposed
+  double schedule_seconds = 0;  // of a processor, without waits, collectives and kernels
+  double exchange_seconds = 0;
+  double data_seconds = 0;
+  std::int64_t unit_passes = 0;  // forwards and backwards of units, which the schedule served
+  std::vector<CollectiveTotal> collectives;
+  std::vector<Span> spans;  // by lane in no order, within a lane by time
+  // Spans of the step that found no room: of the last of a million the sums have what the host
+  // knew, of a side stream's queue that was full nothing. Then those behind the step.
+  std::uint64_t lost = 0;
+  std::uint64_t lost_behind = 0;
+  [[nodiscard]] double seconds() const { return static_cast<double>(end - begin) * 1e-9; }
+  [[nodiscard]] double exposed() const;
+  // The step without its waits: for collectives, messages and data.
+  [[nodiscard]] double busy() const {
+    return seconds() - exposed() - exchange_seconds - data_seconds;
+  }
+};
+
+class StepRecorder {
+ public:
+  // Of the units' names and the device that they compute on; ShardedModel::record() makes one.
+  StepRecorder(std::vector<std::string> units, Device device);
+  ~StepRecorder();
+  StepRecorder(const StepRecorder&) = delete;
+  StepRecorder& operator=(const StepRecorder&) = delete;
+
+  // `step` counts from 1. Of a step that an exception left nothing is kept, nor of one in which the
+  // device failed.
+  void begin_step(std::int64_t step);
+  void end_step();
+
+  // The newest step that is complete. On a GPU that is the one before the last end_step(), whose
+  // events have come; after complete() it is the last one.
+  [[nodiscard]] const StepRecord& last() const;
+  // Waits for the device and takes in what happened since the step: a save, an evaluation.
+  void complete();
+
+  // The root is "(root)".
+  [[nodiscard]] const std::vector<std::string>& units() const { return units_; }
+
+  // A span of a lane other than compute's, handed in by the rank's thread.
+  void add(const Span& span);
+
+  // The library's own side.
+  [[nodiscard]] Recording& recording() { return *recording_; }
+
+ private:
+  std::vector<std::string> units_;
+  std::unique_ptr<Recording> recording_;
+};
+
+// The compute lane is in something for the scope. A null recorder records nothing.
+class ComputeScope {
+ public:
+  explicit ComputeScope(StepRecorder* recorder, SpanKind kind, std::int32_t unit = 0,
+                        Exposed exposed = Exposed::other)
+      : recorder_(recorder) {
+    if (recorder_ != nullptr) enter(kind, unit, exposed);
+  }
+  ~ComputeScope() {
+    if (recorder_ != nullptr) leave();
+  }
+  ComputeScope(const ComputeScope&) = delete;
+  ComputeScope& operator=(const ComputeScope&) = delete;
+
+ private:
+  void enter(SpanKind kind, std::int32_t unit, Exposed exposed);
+  void leave() noexcept;
+
+  StepRecorder* recorder_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,156 @@
+// One unit: its master shard, the views that the module computes with, and the gradients. Which
+// memory the views point into, and when, is the schedule's (sharding/runtime/unit_state.h).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "engine/nn/module.h"
+#include "engine/optim/segments.h"
+#include "sharding/memory/layout.h"
+#include "sharding/memory/offload_files.h"
+#include "sharding/policy/module_tree.h"
+
+namespace tessera {
+
+class Unit {
+ public:
+  // Takes the modules' parameters: fills the master shard with this shard's part of their values
+  // (or draws it, for `meta` parameters) and puts views of a lent storage in their place. Master
+  // shard and views lie on `device`, wherever the parameters did.
+  // What is offloaded lies in `files`, which live longer.
+  Unit(std::string name, int index, const std::vector<OwnedParameter>& parameters,
+       const std::vector<ParameterSpec>& specs, int shards, int shard, const OffloadFiles& files);
+  Unit(const Unit&) = delete;
+  Unit& operator=(const Unit&) = delete;
+
+  [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] int index() const { return index_; }
+  [[nodiscard]] const UnitLayout& layout() const { return layout_; }
+  [[nodiscard]] int shard() const { return shard_; }
+  [[nodiscard]] bool is_root() const { return index_ == 0; }
+  [[nodiscard]] bool has_gradient() const { return layout_.gradient_elements() > 0; }
+
+  // This rank's parameters (fp32; frozen ones in the dtype they were made in) and gradients, a
+  // tensor for each parameter (perhaps empty): what optimizers see.
+  [[nodiscard]] const std::vector<nn::NamedParameter>& local_parameters() const { return local_; }
+  // The same as runs of memory.
+  [[nodiscard]] const std::vector<optim::Segment>& optimizer_segments() const {
+    return optimizer_segments_;
+  }
+  [[nodiscard]] const std::vector<Tensor>& views() const { return views_; }
+  // Bytes of memory.
+  [[nodiscard]] std::size_t master_bytes() const;
+  [[nodiscard]] std::size_t gradient_bytes() const;
+
+  // Whether the master shard itself serves as the gathered parameters: never gathered.
+  [[nodiscard]] bool computes_on_master() const { return computes_on_master_; }
+  // What a gather concerns: every segment, or those that optimizers change.
+  enum class Part : std::uint8_t { whole, trainable };
+  // Writes this shard's share of each of these segments into the flat buffer, cast to the compute
+  // dtype, in the calling thread's current queue. The point from which on masters on the host may
+  // be written again; null: now.
+  PointHandle write_share(std::byte* buffer, Part part) const;
+
+  // The lent storage behind the views.
+  [[nodiscard]] const std::shared_ptr<Storage>& parameter_storage() const { return parameters_; }
+
+  // Gradients of the whole unit, in `dtype`, written by backward into memory lent by the runtime.
+  void create_gradient_views(DType dtype);
+  [[nodiscard]] const std::shared_ptr<Storage>& gradient_storage() const { return gradients_; }
+  [[nodiscard]] DType gradient_dtype() const { return gradient_dtype_; }
+  [[nodiscard]] std::size_t gradient_buffer_bytes() const {
+    return static_cast<std::size_t>(layout_.gradient_elements()) * size_of(gradient_dtype_);
+  }
+  // Zeroes what no parameter covers.
+  void zero_gradient_gaps();
+  // Whether backward has written a gradient since the last forget_gradient().
+  [[nodiscard]] bool received_gradient() const;
+  // Whether every parameter got one.
+  [[nodiscard]] bool gradient_is_complete() const;
+  // Zeroes parameters that got no gradient.
+  void complete_gradient();
+  // Marks the views as without gradient; touches no memory.
+  void forget_gradient();
+  // Where this shard's sums go.
+  [[nodiscard]] std::vector<comm::ReducedRange> reduced_ranges(std::byte* out) const;
+  [[nodiscard]] Tensor& gradient_shard();  // fp32 (fp64), made by the first call
+  // Whether the shard holds gradients since the last zero_grad.
+  [[nodiscard]] bool gradient_is_set() const;
+  // While it holds none it takes no memory, where the device can do that: a forward's activations
+  // come when no gradients are there, and go while they come.
+  void discard_unset_gradient();
+  void mark_gradient_set();
+  // Before more is added, by the thread that owns the unit: what zero_grad has dropped of single
+  // parameters is zeroed, and a factor that concerns only what is there is multiplied in. Of a
+  // shard in a file that is left to open_gradient().
+  struct Carried {
+    bool is_set = false;
+    float factor = 1.0f;
+    std::vector<ElementRange> dropped;  // of the local gradient
+  };
+  [[nodiscard]] Carried prepare_to_accumulate();
+  // Around a reduction, by the thread that does it: where the shard's sums are, and when they are
+  // there. Of a shard on the host: the point at which they are.
+  [[nodiscard]] std::byte* open_gradient(const Carried& carried) const;
+  PointHandle close_gradient() const;
+  [[nodiscard]] bool gradient_is_on_host() const { return host_gradient_ != nullptr; }
+  // On the host or in a file: close_gradient() copies.
+  [[nodiscard]] bool gradient_shard_is_elsewhere() const;
+  // Clipping: multiplies what the shard holds, when it is read.
+  void scale_gradient(float factor);
+  // The same by the reciprocal of a loss scale, once until other gradients come.
+  void unscale_gradient(float factor);
+  // Of this rank's masters, as they are now.
+  [[nodiscard]] std::uint64_t checksum_of_masters() const;
+  // A segment's masters that this rank holds.
+  [[nodiscard]] const Tensor& masters(int segment) const {
+    return masters_[static_cast<std::size_t>(segment)];
+  }
+  // Elements of the local gradient, and the part that each trainable segment takes there.
+  [[nodiscard]] std::int64_t local_gradient_elements() const { return local_gradient_elements_; }
+  struct LocalSegment {
+    int segment;
+    ElementRange range;   // in the segment
+    std::int64_t offset;  // in the local gradient
+  };
+  [[nodiscard]] const std::vector<LocalSegment>& local_segments() const { return local_segments_; }
+
+ private:
+  void create_masters();
+  void fill_masters(const std::vector<OwnedParameter>& parameters);
+  void fill_range(const std::vector<OwnedParameter>& parameters, int segment, ElementRange range,
+                  std::byte* out, Device device) const;
+  void create_local_tensors();
+  void write_part(std::size_t segment_index, const std::byte* in, std::int64_t count,
+                  std::byte* out) const;
+
+  std::string name_;
+  int index_;
+  UnitLayout layout_;
+  int shard_;
+  const OffloadFiles& files_;
+  Device device_;
+  bool computes_on_master_ = false;
+  Tensor master_memory_;
+  std::vector<Tensor> masters_;  // one a segment, this shard's part, each a storage of its own
+  std::vector<const std::byte*> host_masters_;  // of masters on the host, for the gather stream
+  std::shared_ptr<Storage> parameters_;
+  std::vector<Tensor> views_;
+  std::vector<nn::NamedParameter> local_;
+  std::vector<optim::Segment> optimizer_segments_;
+  std::shared_ptr<Storage> gradients_;
+  DType gradient_dtype_ = DType::float32;
+  std::vector<Tensor> gradient_views_;
+  Tensor gradient_shard_;
+  bool gradient_is_discarded_ = false;
+  bool gradient_is_unscaled_ = false;
+  std::byte* host_gradient_ = nullptr;  // of a shard on the host, for the reduce stream
+  std::vector<LocalSegment> local_segments_;
+  std::int64_t local_gradient_elements_ = 0;
+};
+
+}  // namespace tessera

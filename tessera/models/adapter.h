@@ -1,0 +1,4 @@
+// LoRA adapters of a folder.
+#pragma once
+
+#include "models/load/adapter.h"

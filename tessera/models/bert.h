@@ -1,0 +1,4 @@
+// BERT encoders.
+#pragma once
+
+#include "models/bert/bert.h"

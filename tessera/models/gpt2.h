@@ -1,0 +1,4 @@
+// GPT-2.
+#pragma once
+
+#include "models/gpt2/gpt2.h"

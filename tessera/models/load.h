@@ -1,0 +1,4 @@
+// Models from folders.
+#pragma once
+
+#include "models/load/load.h"

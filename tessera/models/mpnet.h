@@ -1,0 +1,4 @@
+// MPNet encoders.
+#pragma once
+
+#include "models/mpnet/mpnet.h"

@@ -1,0 +1,4 @@
+// The architectures by name.
+#pragma once
+
+#include "models/registry/registry.h"

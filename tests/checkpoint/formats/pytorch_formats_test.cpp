@@ -1,0 +1,216 @@
+// What PyTorch, Accelerate and DeepSpeed wrote is read to the bit, written again and read again;
+// damage is named. The fixtures' maker is make_fixtures.py.
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "checkpoint/formats/dcp/dcp.h"
+#include "checkpoint/formats/deepspeed/deepspeed.h"
+#include "checkpoint/formats/formats_testing.h"
+#include "checkpoint/formats/torch/torch.h"
+#include "checkpoint/state/scalars_json.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using namespace testing;
+using formats::Contents;
+using formats::Format;
+
+struct Fixture {
+  const char* path;
+  const char* expected;
+  const Format& (*format)();
+};
+
+const Fixture fixtures[] = {
+    {"fsdp2", "fsdp2.safetensors", formats::dcp_format},
+    {"fsdp2_full.pt", "fsdp2.safetensors", formats::torch_format},
+    {"accelerate", "accelerate.safetensors", formats::dcp_format},
+    {"accelerate_full", "accelerate_full.safetensors", formats::torch_format},
+    {"views.pt", "views.safetensors", formats::torch_format},
+    {"zero2", "zero2.safetensors", formats::deepspeed_format},
+    {"zero3", "zero3.safetensors", formats::deepspeed_format},
+};
+
+std::string notes_of(const Contents& contents) {
+  std::string all;
+  for (const std::string& note : contents.notes) all += note + "\n";
+  return all;
+}
+
+TEST(PyTorchFormats, ReadsWhatTheOthersWrote) {
+  for (const Fixture& each : fixtures) {
+    SCOPED_TRACE(each.path);
+    const fs::path path = fixture(each.path);
+    EXPECT_TRUE(each.format().recognises(path));
+    const auto source = each.format().open(path);
+    const FoundTensors expected = expected_tensors(each.expected);
+    expect_equal(tensors_of(*source), expected);
+    expect_equal(tensors_of(*source, 1), expected);
+    expect_equal(tensors_of(*source, 7), expected);
+    EXPECT_EQ(source->verify(nullptr), std::vector<std::string>{});
+  }
+}
+
+TEST(PyTorchFormats, NoneTakesTheOthersFolders) {
+  const auto& dcp = formats::dcp_format();
+  const auto& torch = formats::torch_format();
+  const auto& deepspeed = formats::deepspeed_format();
+  for (const Fixture& each : fixtures) {
+    const int takers = (dcp.recognises(fixture(each.path)) ? 1 : 0) +
+                       (torch.recognises(fixture(each.path)) ? 1 : 0) +
+                       (deepspeed.recognises(fixture(each.path)) ? 1 : 0);
+    EXPECT_EQ(takers, 1) << each.path;
+  }
+  for (const Format* format : {&dcp, &torch, &deepspeed}) {
+    EXPECT_FALSE(format->recognises(fixture("views.safetensors")));
+    EXPECT_FALSE(format->recognises(fixture("absent")));
+  }
+}
+
+TEST(PyTorchFormats, TellStepsHyperparametersAndTiedWeights) {
+  for (const char* name : {"fsdp2", "accelerate"}) {
+    const auto source = formats::dcp_format().open(fixture(name));
+    const Contents& contents = source->contents();
+    EXPECT_EQ(contents.scalars.get<std::int64_t>("step"), 3);
+    EXPECT_EQ(contents.scalars.get<std::int64_t>("optimizer_step_counts/first.weight"), 3);
+    EXPECT_EQ(json_of(contents.scalars)["param_groups"][0]["weight_decay"], 0.1);
+    EXPECT_TRUE(has(notes_of(contents), R"("lr" 0.01)"));
+  }
+  const auto views = formats::torch_format().open(fixture("views.pt"));
+  EXPECT_EQ(views->contents().aliases.at("also_tied"), "tied");
+  const auto zero = formats::deepspeed_format().open(fixture("zero3"));
+  EXPECT_EQ(zero->contents().aliases.at("tied.weight"), "embed.weight");
+  EXPECT_EQ(zero->contents().scalars.get<std::int64_t>("step"), 4);
+  EXPECT_TRUE(has(notes_of(zero->contents()), "ZeRO stage 3, 2 ranks"));
+}
+
+TEST(PyTorchFormats, WriteWhatTheyRead) {
+  const TemporaryFolder folder;
+  for (const Fixture& each : fixtures) {
+    SCOPED_TRACE(each.path);
+    const auto source = each.format().open(fixture(each.path));
+    const FoundTensors expected = expected_tensors(each.expected);
+    int number = 0;
+    for (const int world : {0, 1, 2, 3, 8}) {  // 0: as one torch.save file
+      const Format& format = world == 0 ? formats::torch_format() : formats::dcp_format();
+      const fs::path path = folder.path() / (std::string(each.path) + std::to_string(number++));
+      write_copy(*source, format, path, std::max(world, 1), 1 + 5 * world);
+      EXPECT_TRUE(format.recognises(path));
+      const auto again = format.open(path);
+      expect_equal(tensors_of(*again), expected);
+      EXPECT_EQ(again->contents().aliases, source->contents().aliases);
+      if (source->contents().scalars.contains("step")) {
+        EXPECT_EQ(again->contents().scalars.get<std::int64_t>("step"),
+                  source->contents().scalars.get<std::int64_t>("step"));
+      }
+      EXPECT_EQ(again->verify(nullptr), std::vector<std::string>{});
+    }
+  }
+}
+
+// Copies a fixture to where it can be damaged.
+fs::path copy_of(const std::string& name, const TemporaryFolder& folder) {
+  fs::path path = folder.path() / name;
+  fs::copy(fixture(name), path, fs::copy_options::recursive);
+  return path;
+}
+
+TEST(PyTorchFormats, AFlippedBitInATensorIsFound) {
+  const TemporaryFolder folder;
+  const fs::path path = copy_of("views.pt", folder);
+  std::string bytes = read_all(path);
+  const FoundTensors expected = expected_tensors("views.safetensors");
+  const std::size_t at = bytes.find(expected.at("model/dtype.float16").bytes);
+  ASSERT_NE(at, std::string::npos);
+  bytes[at + 5] = static_cast<char>(bytes[at + 5] ^ 4);
+  write_all(path, bytes);
+  const auto source = formats::torch_format().open(path);
+  EXPECT_TRUE(has(error_of([&] { tensors_of(*source); }), "damaged"));
+  EXPECT_TRUE(has(error_of([&] { tensors_of(*source, 3); }), "damaged"));
+  const auto damage = source->verify(nullptr);
+  ASSERT_EQ(damage.size(), 1u);
+  EXPECT_TRUE(has(damage[0], "dtype.float16"));
+  EXPECT_TRUE(has(damage[0], "views.pt"));
+}
+
+TEST(PyTorchFormats, EveryTruncationIsRefused) {
+  const TemporaryFolder folder;
+  const fs::path path = copy_of("fsdp2", folder);
+  const std::string rank = read_all(path / "__1_0.distcp");
+  for (const std::size_t keep : {std::size_t{0}, rank.size() / 2, rank.size() - 1}) {
+    write_all(path / "__1_0.distcp", rank.substr(0, keep));
+    EXPECT_TRUE(has(error_of([&] { formats::dcp_format().open(path); }), "__1_0.distcp"));
+  }
+  write_all(path / "__1_0.distcp", rank);
+  const std::string metadata = read_all(path / ".metadata");
+  for (std::size_t keep = 0; keep < metadata.size(); keep += 97) {
+    write_all(path / ".metadata", metadata.substr(0, keep));
+    EXPECT_TRUE(has(error_of([&] { formats::dcp_format().open(path); }), ".metadata"));
+  }
+  fs::remove(path / ".metadata");
+  EXPECT_TRUE(formats::dcp_format().recognises(path));
+  EXPECT_TRUE(has(error_of([&] { formats::dcp_format().open(path); }), "no .metadata"));
+  const fs::path file = copy_of("views.pt", folder);
+  const std::string whole = read_all(file);
+  for (std::size_t keep = 64; keep < whole.size(); keep += 613) {
+    write_all(file, whole.substr(0, keep));
+    EXPECT_TRUE(has(error_of([&] { formats::torch_format().open(file); }), "views.pt"));
+  }
+}
+
+// Changes a text of equal length in a file.
+void replace_in(const fs::path& path, const std::string& from, const std::string& to) {
+  std::string bytes = read_all(path);
+  const std::size_t at = bytes.find(from);
+  ASSERT_NE(at, std::string::npos);
+  ASSERT_EQ(from.size(), to.size());
+  bytes.replace(at, from.size(), to);
+  write_all(path, bytes);
+}
+
+TEST(PyTorchFormats, NamesFromFilesLeadNowhere) {
+  const TemporaryFolder folder;
+  const fs::path path = copy_of("fsdp2", folder);
+  replace_in(path / ".metadata", "__0_0.distcp", "../../../etc");
+  EXPECT_TRUE(has(error_of([&] { formats::dcp_format().open(path); }), "no plain name"));
+  const fs::path zero = copy_of("zero3", folder);
+  write_all(zero / "latest", "../zero3/global_step4");
+  EXPECT_FALSE(formats::deepspeed_format().recognises(zero));
+  EXPECT_TRUE(has(error_of([&] { formats::deepspeed_format().open(zero); }), "no folder beside"));
+}
+
+TEST(PyTorchFormats, WhatDoesNotFitTogetherIsRefused) {
+  const TemporaryFolder folder;
+  const fs::path zero = copy_of("zero2", folder);
+  const fs::path tag = zero / "global_step4";
+  const std::string rank1 = "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt";
+  const std::string rank2 = "bf16_zero_pp_rank_2_mp_rank_00_optim_states.pt";
+  fs::rename(tag / rank2, folder.path() / rank2);
+  EXPECT_TRUE(has(error_of([&] { formats::deepspeed_format().open(zero); }),
+                  "saved by 3 ranks and has the files of 2"));
+  fs::rename(folder.path() / rank2, tag / rank2);
+  fs::remove(tag / rank1);
+  EXPECT_TRUE(
+      has(error_of([&] { formats::deepspeed_format().open(zero); }), "file of rank 1 is missing"));
+  const fs::path mixed = copy_of("zero3", folder);
+  fs::remove(mixed / "global_step4/zero_pp_rank_1_mp_rank_00_optim_states.pt");
+  fs::copy(fixture("zero2/global_step4") / rank1,
+           mixed / "global_step4/zero_pp_rank_1_mp_rank_00_optim_states.pt");
+  EXPECT_TRUE(has(error_of([&] { formats::deepspeed_format().open(mixed); }), "two stages"));
+}
+
+TEST(PyTorchFormats, OldFormsAreRefusedWithAdvice) {
+  const TemporaryFolder folder;
+  const fs::path legacy = folder.path() / "old.pt";
+  write_all(legacy,
+            "\x80\x02\x8a\x0al\xfc\x9c"
+            "F\xf9 j\xa8P\x19." +
+                std::string(100, 'x'));
+  EXPECT_TRUE(formats::torch_format().recognises(legacy));
+  EXPECT_TRUE(has(error_of([&] { formats::torch_format().open(legacy); }), "before PyTorch 1.6"));
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint

@@ -1,0 +1,177 @@
+// Which tensors of a nest of dicts are the model's and the optimizer's, and what they are called.
+#include "checkpoint/formats/torch/state_names.h"
+
+#include <gtest/gtest.h>
+
+#include "checkpoint/state/scalars_json.h"
+#include "checkpoint/support.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using namespace testing;
+using formats::NamedState;
+using formats::Part;
+using formats::StateItems;
+using formats::StatePath;
+using nlohmann::json;
+
+class Items {
+ public:
+  Items& tensor(StatePath path, std::vector<std::int64_t> shape = {2, 3}) {
+    items_.tensors.push_back(
+        {std::move(path), &stored_dtype(DType::float32), std::move(shape), next_++, ""});
+    return *this;
+  }
+  Items& same_memory(StatePath path, const std::string& memory) {
+    tensor(std::move(path));
+    items_.tensors.back().memory = memory;
+    return *this;
+  }
+  Items& value(StatePath path, json value) {
+    items_.values.push_back({std::move(path), std::move(value)});
+    return *this;
+  }
+  // Steps are the numbers of their handles.
+  [[nodiscard]] NamedState name() const {
+    return formats::name_state(
+        items_, [](std::size_t handle) { return static_cast<double>(handle); }, "'f'");
+  }
+  [[nodiscard]] std::string state_refusal() const {
+    return error_of([&] { (void)name(); });
+  }
+
+ private:
+  StateItems items_;
+  std::size_t next_ = 0;
+};
+
+std::vector<std::string> names_of(const NamedState& state) {
+  std::vector<std::string> names;
+  for (const auto& tensor : state.contents.tensors) {
+    names.push_back((tensor.part == Part::model ? "model/" : "optimizer/") + tensor.name);
+  }
+  return names;
+}
+
+std::string all_notes(const NamedState& state) {
+  std::string all;
+  for (const std::string& note : state.contents.notes) all += note + "\n";
+  return all;
+}
+
+using Names = std::vector<std::string>;
+
+TEST(StateNames, GroupsThatAreNoDictsAreLeftOut) {
+  Items items;
+  items.tensor({"model", "w"}).tensor({"optimizer", "state", "w", "exp_avg"});
+  items.value({"optimizer", "param_groups", "0"}, 5)
+      .value({"optimizer", "param_groups", "0", "lr"}, 0.1)
+      .value({"optimizer", "param_groups", "1", "lr"}, 0.2);
+  const NamedState state = items.name();
+  const json& groups = json_of(state.contents.scalars).at(formats::param_groups_key);
+  ASSERT_EQ(groups.size(), 1u);
+  EXPECT_EQ(groups[0].at("lr"), 0.2);
+}
+
+TEST(StateNames, FindsTheModelWhereProgramsPutIt) {
+  EXPECT_EQ(names_of(Items().tensor({"a.weight"}).name()), Names{"model/a.weight"});
+  for (const char* dict : {"model", "module", "state_dict", "model_state_dict", "net"}) {
+    EXPECT_EQ(names_of(Items().tensor({dict, "a.weight"}).name()), Names{"model/a.weight"});
+  }
+  EXPECT_EQ(names_of(Items().tensor({"app", "model", "a.weight"}).name()), Names{"model/a.weight"});
+  // One dict of an unknown name, and nothing else.
+  const NamedState unknown = Items().tensor({"generator", "a.weight"}).name();
+  EXPECT_EQ(names_of(unknown), Names{"model/a.weight"});
+  EXPECT_TRUE(has(all_notes(unknown), "generator"));
+  const NamedState beside = Items().tensor({"a.weight"}).tensor({"rng", "cpu"}).name();
+  EXPECT_EQ(names_of(beside), Names{"model/a.weight"});
+  EXPECT_TRUE(has(all_notes(beside), R"(left out: 1 tensor in "rng")"));
+  EXPECT_TRUE(
+      has(Items().tensor({"model", "a"}).tensor({"module", "a"}).state_refusal(), "two models"));
+  EXPECT_TRUE(has(Items().state_refusal(), "no tensors"));
+}
+
+TEST(StateNames, TakesWrappersOff) {
+  const NamedState state = Items()
+                               .tensor({"module._orig_mod.h.0._fsdp_wrapped_module.w"})
+                               .tensor({"module.h.1._checkpoint_wrapped_module.w"})
+                               .name();
+  EXPECT_EQ(names_of(state), (Names{"model/h.0.w", "model/h.1.w"}));
+  EXPECT_TRUE(has(all_notes(state), "2 names lost"));
+  // A module that is called module, and a name that only ends like a wrapper.
+  EXPECT_EQ(names_of(Items().tensor({"module.w"}).tensor({"my_orig_mod.w"}).name()),
+            (Names{"model/module.w", "model/my_orig_mod.w"}));
+  EXPECT_TRUE(has(Items().tensor({"a.w"}).tensor({"_orig_mod.a.w"}).state_refusal(), "both"));
+  EXPECT_TRUE(has(Items().tensor({"_flat_param"}).state_refusal(), "SHARDED_STATE_DICT"));
+}
+
+TEST(StateNames, TiedWeightsAreAliases) {
+  const NamedState state = Items()
+                               .same_memory({"wte"}, "here")
+                               .same_memory({"other"}, "there")
+                               .same_memory({"head"}, "here")
+                               .name();
+  EXPECT_EQ(names_of(state), (Names{"model/wte", "model/other"}));
+  EXPECT_EQ(state.contents.aliases.at("head"), "wte");
+}
+
+TEST(StateNames, NamesTheOptimizersState) {
+  const NamedState state = Items()
+                               .tensor({"model", "module.w"})
+                               .tensor({"optim", "state", "module.w", "exp_avg"})
+                               .tensor({"optim", "state", "module.w", "step"}, {})
+                               .tensor({"optim", "state", "module.w", "momentum_buffer"})
+                               .value({"optim", "param_groups", "0", "lr"}, 0.5)
+                               .value({"optim", "param_groups", "0", "params"}, {"module.w"})
+                               .name();
+  EXPECT_EQ(names_of(state), (Names{"model/w", "optimizer/w.exp_avg", "optimizer/w.momentum"}));
+  EXPECT_EQ(state.contents.scalars.get<std::int64_t>("step"), 2);
+  const json& groups = json_of(state.contents.scalars)["param_groups"];
+  EXPECT_EQ(groups, (json{{{"lr", 0.5}, {"params", {"w"}}}}));
+  // FSDP's full form: at the top of a file, groups whole, steps as numbers.
+  const NamedState whole = Items()
+                               .tensor({"state", "w", "exp_avg"})
+                               .value({"state", "w", "step"}, 7)
+                               .value({"param_groups"}, {{{"lr", 0.5}, {"params", {"w"}}}})
+                               .name();
+  EXPECT_EQ(names_of(whole), Names{"optimizer/w.exp_avg"});
+  EXPECT_EQ(whole.contents.scalars.get<std::int64_t>("step"), 7);
+  EXPECT_EQ(json_of(whole.contents.scalars)["param_groups"][0]["lr"], 0.5);
+}
+
+Items numbered() {
+  return Items()
+      .tensor({"model", "a"}, {2, 3})
+      .tensor({"model", "b"}, {4})
+      .tensor({"optimizer", "state", "0", "exp_avg"}, {2, 3})
+      .tensor({"optimizer", "state", "1", "exp_avg"}, {4});
+}
+
+TEST(StateNames, NumbersBecomeNamesOnlyWhereItIsCertain) {
+  EXPECT_EQ(
+      names_of(numbered().value({"optimizer", "param_groups"}, {{{"params", {0, 1}}}}).name()),
+      (Names{"model/a", "model/b", "optimizer/a.exp_avg", "optimizer/b.exp_avg"}));
+  const json swapped = {{{"params", {0}}, {"param_names", {"b"}}},
+                        {{"params", {1}}, {"param_names", {"a"}}}};
+  EXPECT_EQ(names_of(Items()
+                         .tensor({"model", "a"}, {2, 3})
+                         .tensor({"model", "b"}, {4})
+                         .tensor({"optimizer", "state", "0", "exp_avg"}, {4})
+                         .tensor({"optimizer", "state", "1", "exp_avg"}, {2, 3})
+                         .value({"optimizer", "param_groups"}, swapped)
+                         .name()),
+            (Names{"model/a", "model/b", "optimizer/b.exp_avg", "optimizer/a.exp_avg"}));
+  // Two groups without names; a buffer among the tensors; other shapes.
+  const json two = {{{"params", {0}}}, {{"params", {1}}}};
+  for (const NamedState& state :
+       {numbered().value({"optimizer", "param_groups"}, two).name(),
+        numbered().tensor({"model", "buffer"}, {1}).name(),
+        numbered().tensor({"optimizer", "state", "1", "exp_avg_sq"}, {5}).name()}) {
+    EXPECT_EQ(state.contents.tensors.back().part, Part::model);
+    EXPECT_TRUE(has(all_notes(state), "numbers for names"));
+  }
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint

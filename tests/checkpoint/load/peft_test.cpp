@@ -1,0 +1,231 @@
+// PEFT's folders: what their configurations may say, and weights with an adapter multiplied in.
+#include "checkpoint/load/peft.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/convert/convert.h"
+#include "checkpoint/safetensors/safetensors.h"
+#include "checkpoint/support.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using namespace testing;
+using nlohmann::json;
+
+// A layer "l" [3, 2] and a table, and an adapter of rank 1 for the layer.
+class Peft : public ::testing::Test {
+ protected:
+  Peft() {
+    fs::create_directories(base());
+    fs::create_directories(adapter());
+    write_tensors(base() / "model.safetensors",
+                  {{"net.l.weight", {3, 2}, weight_}, {"net.t.weight", {2}, {7, 8}}});
+    write_adapter("base_model.model.net.l");
+    config_ = {{"peft_type", "LORA"},
+               {"r", 1},
+               {"lora_alpha", 3},
+               {"target_modules", {"l"}},
+               {"base_model_name_or_path", base().string()}};
+    write_config();
+  }
+
+  struct Named {
+    std::string name;
+    std::vector<std::int64_t> shape;
+    std::vector<float> values;
+  };
+  static void write_tensors(const fs::path& path, const std::vector<Named>& tensors) {
+    std::vector<TensorToWrite> list;
+    for (const Named& tensor : tensors) {
+      list.push_back({{tensor.name, DType::float32, tensor.shape}, tensor.values.data()});
+    }
+    write_safetensors(path, list);
+  }
+  void write_adapter(const std::string& layer, std::int64_t in = 2) const {
+    std::vector<float> a(static_cast<std::size_t>(in), 2);
+    a[1] = -1;
+    write_tensors(
+        adapter() / peft_tensors_file,
+        {{layer + ".lora_A.weight", {1, in}, a}, {layer + ".lora_B.weight", {3, 1}, {1, 10, 100}}});
+  }
+  void write_config() const { write_all(adapter() / peft_config_file, config_.dump()); }
+  [[nodiscard]] std::string refusal() const {
+    write_config();
+    try {
+      (void)read_peft_config(adapter());
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::configuration) << error.what();
+      return error.what();
+    }
+    return {};
+  }
+  [[nodiscard]] std::vector<float> merged(const ConvertOptions& options = {}) const {
+    ConvertOptions chosen = options;
+    chosen.to = "hf";
+    chosen.merge = true;
+    chosen.verify = true;
+    chosen.force = true;
+    convert(adapter(), folder_.path() / "merged", chosen);
+    std::vector<float> values(6);
+    std::vector<LogicalTensor> tensors = {{"net.l.weight",
+                                           DType::float32,
+                                           {3, 2},
+                                           {{0, 6, reinterpret_cast<std::byte*>(values.data())}}}};
+    load_hugging_face(folder_.path() / "merged", tensors, {"net.t.weight"}, nullptr);
+    return values;
+  }
+  [[nodiscard]] fs::path base() const { return folder_.path() / "base"; }
+  [[nodiscard]] fs::path adapter() const { return folder_.path() / "adapter"; }
+
+  TemporaryFolder folder_;
+  const std::vector<float> weight_{1, 2, 3, 4, 5, 6};
+  json config_;
+};
+
+TEST_F(Peft, AConfigIsReadAsItWasWritten) {
+  const PeftConfig wanted{.rank = 4,
+                          .alpha = 6,
+                          .dropout = 0.25,
+                          .rslora = true,
+                          .fan_in_fan_out = true,
+                          .target_modules = {"q", "v"},
+                          .base = "base",
+                          .task_type = "CAUSAL_LM"};
+  write_all(adapter() / peft_config_file, to_text(wanted));
+  const PeftConfig read = read_peft_config(adapter());
+  EXPECT_EQ(read.rank, 4);
+  EXPECT_DOUBLE_EQ(read.scaling(), 3);
+  EXPECT_EQ(read.dropout, 0.25);
+  EXPECT_TRUE(read.fan_in_fan_out);
+  EXPECT_EQ(read.target_modules, wanted.target_modules);
+  EXPECT_EQ(read.base, "base");
+  config_["target_modules"] = ".*q";
+  write_config();
+  EXPECT_EQ(read_peft_config(adapter()).target_pattern, ".*q");
+}
+
+TEST_F(Peft, WhatIsNotBuiltIsRefusedByName) {
+  const json good = config_;
+  const std::vector<std::pair<std::string, json>> cases = {
+      {"peft_type", "IA3"},
+      {"bias", "all"},
+      {"use_dora", true},
+      {"modules_to_save", {"lm_head"}},
+      {"rank_pattern", {{"q", 4}}},
+      {"init_lora_weights", "pissa"},
+      {"r", 0},
+      {"r", "eight"},
+      {"r", 1e18},
+      {"lora_alpha", 1e300},
+      {"base_model_name_or_path", std::string("a\0b", 3)},
+      {"lora_dropout", 1},
+      {"target_modules", 3},
+      {"lora_alpha", nullptr}};
+  for (const auto& [key, value] : cases) {
+    config_ = good;
+    config_[key] = value;
+    if (value.is_null()) {
+      EXPECT_EQ(refusal(), "") << key;  // as if it were not there
+    } else {
+      EXPECT_NE(refusal().find("adapter_config.json: " + key + " "), std::string::npos)
+          << key << ": " << refusal();
+    }
+  }
+  config_ = good;
+  config_["modules_to_save"] = nullptr;
+  config_["rank_pattern"] = json::object();
+  EXPECT_EQ(refusal(), "");
+  write_all(adapter() / peft_config_file, "{");
+  EXPECT_NE(error_of([&] { (void)read_peft_config(adapter()); }).find("adapter_config.json"),
+            std::string::npos);
+}
+
+TEST_F(Peft, MergedWeightsAreTheSum) {
+  // 3 * B A: rows of (6, -3), (60, -30), (600, -300).
+  EXPECT_EQ(merged(), (std::vector<float>{7, -1, 63, -26, 605, -294}));
+  EXPECT_EQ(merged({.max_memory = 64'000'000}), merged());
+}
+
+// GPT-2's weights lie [in, out].
+TEST_F(Peft, MergedWeightsLieAsTheBaseHasThem) {
+  config_["fan_in_fan_out"] = true;
+  write_config();
+  write_tensors(base() / "model.safetensors",
+                {{"net.l.weight", {2, 3}, weight_}, {"net.t.weight", {2}, {7, 8}}});
+  convert(adapter(), folder_.path() / "lying", {.to = "hf", .merge = true});
+  std::vector<float> values(6);
+  std::vector<LogicalTensor> tensors = {{"net.l.weight",
+                                         DType::float32,
+                                         {2, 3},
+                                         {{0, 6, reinterpret_cast<std::byte*>(values.data())}}}};
+  load_hugging_face(folder_.path() / "lying", tensors, {"net.t.weight"}, nullptr);
+  EXPECT_EQ(values, (std::vector<float>{7, 62, 603, 1, -25, -294}));
+}
+
+// Of a square weight the shape says nothing: the model does, before the adapter's config.
+TEST_F(Peft, ASquareWeightLiesAsItsModelHasIt) {
+  const auto merged_square = [&](const ConvertOptions& options) {
+    write_tensors(base() / "model.safetensors", {{"net.l.weight", {2, 2}, {0, 0, 0, 0}}});
+    write_all(base() / "config.json", R"({"model_type": "net"})");
+    write_tensors(adapter() / peft_tensors_file,
+                  {{"base_model.model.net.l.lora_A.weight", {1, 2}, {2, -1}},
+                   {"base_model.model.net.l.lora_B.weight", {2, 1}, {1, 10}}});
+    ConvertOptions chosen = options;
+    chosen.to = "hf";
+    chosen.merge = chosen.force = true;
+    convert(adapter(), folder_.path() / "square", chosen);
+    std::vector<float> values(4);
+    std::vector<LogicalTensor> tensors = {{"net.l.weight",
+                                           DType::float32,
+                                           {2, 2},
+                                           {{0, 4, reinterpret_cast<std::byte*>(values.data())}}}};
+    load_hugging_face(folder_.path() / "square", tensors, {}, nullptr);
+    return values;
+  };
+  const std::vector<float> out_in{6, -3, 60, -30}, in_out{6, 60, -3, -30};
+  for (const bool flag : {false, true}) {
+    config_["fan_in_fan_out"] = flag;
+    write_config();
+    EXPECT_EQ(merged_square({}), flag ? in_out : out_in);
+    for (const bool lies : {false, true}) {
+      const auto of_model = [&](const std::string& config) {
+        EXPECT_EQ(config, R"({"model_type": "net"})");
+        return std::map<std::string, bool>{{"model.net.l.weight", lies}};
+      };
+      EXPECT_EQ(merged_square({.lies_in_out = of_model}), lies ? in_out : out_in);
+    }
+  }
+}
+
+// A shape that is not square says how it lies, whatever the config says.
+TEST_F(Peft, AConfigThatIsWrongOfTheLayoutIsNotBelieved) {
+  config_["fan_in_fan_out"] = true;
+  write_config();
+  EXPECT_EQ(merged(), (std::vector<float>{7, -1, 63, -26, 605, -294}));
+}
+
+TEST_F(Peft, ABaseWithoutItsPrefixIsTheSameModel) {
+  write_adapter("base_model.model.transformer.net.l");
+  EXPECT_EQ(merged()[0], 7);
+}
+
+TEST_F(Peft, WhatDoesNotFitIsRefused) {
+  const auto refused = [&] { return error_of([&] { (void)merged(); }); };
+  write_adapter("base_model.model.net.other");
+  EXPECT_NE(refused().find("the base has no tensors of that name"), std::string::npos) << refused();
+  write_adapter("base_model.model.net.l", 3);
+  EXPECT_NE(refused().find("is for a weight [3, 3]"), std::string::npos) << refused();
+  write_adapter("elsewhere.net.l");
+  EXPECT_NE(refused().find("is no adapter of a linear layer"), std::string::npos) << refused();
+  write_adapter("base_model.model.net.l");
+  config_["r"] = 2;
+  write_config();
+  EXPECT_NE(refused().find("not of the config's rank 2"), std::string::npos) << refused();
+  EXPECT_FALSE(fs::exists(folder_.path() / "merged"));
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint

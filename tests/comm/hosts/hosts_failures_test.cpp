@@ -1,0 +1,223 @@
+// What the ranks of several hosts are told when one of them dies, stops, differs or leaves: its
+// name, within seconds, on every other one. A rank that is slow is waited for.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <new>
+#include <string>
+#include <thread>
+
+#include "base/error.h"
+#include "base/parallel.h"
+#include "comm/hosts/hosts_world.h"
+#include "comm/watch/busy.h"
+#include "comm/world.h"
+#include "tests/comm/shared/collective_cases.h"
+#include "tests/support/memory_limit.h"
+#include "tests/support/processes.h"
+#include "tests/support/sanitizers.h"
+
+namespace tessera::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using tessera::testing::free_port;
+using tessera::testing::Hosts;
+using tessera::testing::Outcome;
+using tessera::testing::Processes;
+using tessera::testing::world_on_hosts;
+using Ranks = cases::Ranks;
+using RankBody = std::function<void(const Ranks&, std::atomic<int>& progress)>;
+
+constexpr int failed = static_cast<int>(ErrorCode::rank_failed);
+
+Processes start(const Hosts& hosts, const RankBody& body, ConnectOptions options = {}) {
+  if (options.standstill_timeout.count() == 0) options.standstill_timeout = 1s;
+  const int port = free_port();
+  return Processes(tessera::testing::ranks_of(hosts), [=](int rank, std::atomic<int>& progress) {
+    set_compute_threads(1);
+    body(connect(world_on_hosts(hosts, rank, port), options), progress);
+  });
+}
+
+void expect_named(const Outcome& outcome, const std::vector<std::string>& parts) {
+  EXPECT_EQ(outcome.exit_code, failed) << outcome.message;
+  EXPECT_FALSE(outcome.timed_out);
+  for (const std::string& part : parts) {
+    EXPECT_NE(outcome.message.find(part), std::string::npos)
+        << "'" << part << "' is not in: " << outcome.message;
+  }
+}
+
+// Gathers and sums for ever.
+void work(const Ranks& ranks, std::atomic<int>& progress) {
+  auto gathered = ranks->allocate("weights", std::size_t{1} << 20, Sharing::one_copy);
+  auto gradients = ranks->allocate("gradients", std::size_t{1} << 20, Sharing::per_rank);
+  std::vector<float> out(1 << 18);
+  for (std::uint64_t step = 0;; ++step) {
+    ranks->acquire(*gathered);
+    ranks->all_gather(*gathered, gathered->bytes(), {.step = step, .phase = Phase::forward});
+    gathered->release();
+    ranks->acquire(*gradients);
+    ranks->all_reduce(*gradients, 1 << 18, out.data(), {}, {.step = step, .phase = Phase::reduce});
+    progress = 1;
+  }
+}
+
+void signal_rank_3(int signal, const std::string& what, std::chrono::milliseconds within) {
+  Processes processes = start({2, 2}, work);
+  for (int rank = 0; rank < 4; ++rank) ASSERT_TRUE(processes.wait_for_progress(rank, 1));
+  const auto begin = std::chrono::steady_clock::now();
+  processes.signal(3, signal);
+  const std::string name = "rank 3 (pid " + std::to_string(processes.pid(3));
+  const std::vector<Outcome> outcomes = processes.wait(within + 2s);
+  for (int rank = 0; rank < 3; ++rank) {
+    const Outcome& outcome = outcomes[static_cast<std::size_t>(rank)];
+    expect_named(outcome, {name, what});
+    EXPECT_LT(outcome.ended - begin, within) << outcome.message;
+  }
+}
+
+TEST(HostsFailures, ARankThatIsKilledIsNamedByAll) {
+  signal_rank_3(SIGKILL, "", 4s);
+}
+
+TEST(HostsFailures, ARankThatIsStoppedIsNamedByAll) {
+  signal_rank_3(SIGSTOP, "no sign of life", 5s);
+}
+
+// Rank 0 has the hub of the control plane.
+TEST(HostsFailures, RankZeroThatIsStoppedIsNamedByAll) {
+  Processes processes = start({2, 2}, work);
+  for (int rank = 0; rank < 4; ++rank) ASSERT_TRUE(processes.wait_for_progress(rank, 1));
+  processes.signal(0, SIGSTOP);
+  const std::vector<Outcome> outcomes = processes.wait(6s);
+  for (std::size_t rank = 1; rank < 4; ++rank) {
+    expect_named(outcomes[rank], {"rank 0 (pid " + std::to_string(processes.pid(0))});
+  }
+}
+
+// What a rank throws by itself ends the others' call as soon as it is thrown, not with the rank.
+TEST(HostsFailures, ARankWithoutMemoryEndsTheCallOfAll) {
+  if (tessera::testing::address_sanitizer || tessera::testing::thread_sanitizer) {
+    GTEST_SKIP() << "a sanitizer's own memory is larger than the limit";
+  }
+  const auto body = [](const Ranks& ranks, std::atomic<int>&) {
+    auto gradients = ranks->allocate("gradients", std::size_t{1} << 20, Sharing::per_rank);
+    std::vector<float> out(1 << 16);
+    ranks->acquire(*gradients);
+    const std::vector<ReducedRange> mine{{ranks->rank() << 16, 1 << 16, out.data()}};
+    try {
+      if (ranks->rank() == 2) tessera::testing::limit_memory(64 << 10);
+      ranks->reduce_scatter(*gradients, mine, {}, {.step = 7});
+    } catch (const std::bad_alloc&) {
+      std::this_thread::sleep_for(2s);
+      throw;
+    }
+  };
+  Processes processes = start({1, 1, 1}, body, {.standstill_timeout = 30s});
+  const std::vector<Outcome> outcomes = processes.wait(10s);
+  EXPECT_EQ(outcomes[2].message, "std::bad_alloc");
+  for (const int rank : {0, 1}) {  // rank 0 ends when its hub has given the others time to hear
+    expect_named(outcomes[static_cast<std::size_t>(rank)],
+                 {"rank 2 (pid", "reduce_scatter of 'gradients'", "bad_alloc"});
+  }
+  EXPECT_LT(outcomes[1].ended + 1s, outcomes[2].ended);
+}
+
+TEST(HostsFailures, CallsThatDifferAreBothNamed) {
+  Processes processes = start({1, 2}, [](const Ranks& ranks, std::atomic<int>&) {
+    auto buffer = ranks->allocate("weights", 6000, Sharing::one_copy);
+    ranks->acquire(*buffer);
+    ranks->all_gather(*buffer, ranks->rank() == 2 ? 3000u : 6000u, {.step = 7});
+    ranks->barrier();
+  });
+  for (const Outcome& outcome : processes.wait(10s)) {
+    expect_named(outcome, {"3000 bytes", "6000 bytes", "step 7"});
+  }
+}
+
+TEST(HostsFailures, ARankThatDoesNotComeToACollectiveIsNamed) {
+  Processes processes = start({2, 1}, [](const Ranks& ranks, std::atomic<int>&) {
+    auto buffer = ranks->allocate("weights", 6000, Sharing::one_copy);
+    ranks->acquire(*buffer);
+    if (ranks->rank() == 2) std::this_thread::sleep_for(60s);
+    ranks->all_gather(*buffer, 6000, {.step = 7});
+  });
+  // Rank 0 ends when its hub has given the sleeper time to hear.
+  const std::vector<Outcome> outcomes = processes.wait(15s);
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    expect_named(outcomes[rank], {"rank 2 (pid", "stood still", "all_gather of 'weights'"});
+  }
+}
+
+TEST(HostsFailures, ARankThatSendsSomethingElseIsNamed) {
+  const RankBody body = [](const Ranks& ranks, std::atomic<int>&) {
+    std::vector<std::byte> memory(300);
+    if (ranks->rank() == 0) {
+      ranks->send(memory.data(), 200, 1, {.step = 7});
+      ranks->barrier();
+    } else {
+      ranks->receive(memory.data(), 300, 0, {.step = 7});
+    }
+  };
+  Processes processes = start({1, 1}, body, {.standstill_timeout = 10s});
+  for (const Outcome& outcome : processes.wait(15s)) {
+    expect_named(outcome, {"rank 1", "300 bytes", "step 7", "rank 0", "sent something else"});
+  }
+}
+
+// Nobody but the two knows of a message: it is the time limit that ends the wait.
+TEST(HostsFailures, AMessageThatDoesNotComeEndsWithTheTimeLimit) {
+  const RankBody body = [](const Ranks& ranks, std::atomic<int>&) {
+    std::byte memory{};
+    ranks->receive(&memory, 1, 1 - ranks->rank(), {.step = 7});
+  };
+  Processes processes = start({1, 1}, body, {.collective_timeout = 1s});
+  for (const Outcome& outcome : processes.wait(15s)) {
+    expect_named(outcome, {"rank 0", "rank 1", "step 7", "TESSERA_COMM_TIMEOUT"});
+  }
+}
+
+TEST(HostsFailures, AbortReachesEverybody) {
+  Processes processes = start({2, 2}, [](const Ranks& ranks, std::atomic<int>& progress) {
+    auto host = ranks->split_blocks(2, "host");
+    if (ranks->rank() == 3) {
+      std::this_thread::sleep_for(50ms);
+      host->abort("no memory left");
+    }
+    if (ranks->rank() == 2) host->barrier();
+    work(ranks, progress);
+  });
+  for (const Outcome& outcome : processes.wait(6s)) {
+    expect_named(outcome, {"rank 3", "gave up: no memory left"});
+  }
+}
+
+TEST(HostsFailures, ARankThatComputesIsWaitedFor) {
+  Processes processes = start({2, 2}, [](const Ranks& ranks, std::atomic<int>&) {
+    for (int late = 0; late < 4; late += 3) {
+      if (ranks->rank() == late) tessera::testing::compute_for(2500ms);
+      cases::check_all_gather(ranks, 1000, 1);
+      if (ranks->rank() == late) tessera::testing::compute_for(2500ms);
+      cases::check_reductions(ranks, 1000, {}, 1);
+    }
+  });
+  for (const Outcome& outcome : processes.wait(60s)) {
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.message;
+  }
+}
+
+TEST(HostsFailures, RanksThatDoNotComeAreNamed) {
+  const int port = free_port();
+  Processes processes(4, [=](int rank, std::atomic<int>&) {
+    if (rank == 3) return;
+    connect(world_on_hosts({2, 2}, rank, port), {.rendezvous_timeout = 500ms});
+  });
+  const std::vector<Outcome> outcomes = processes.wait(20s);
+  for (std::size_t rank = 0; rank < 3; ++rank) expect_named(outcomes[rank], {"rank(s) 3 of 4"});
+}
+
+}  // namespace
+}  // namespace tessera::comm

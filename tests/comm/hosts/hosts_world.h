@@ -1,0 +1,93 @@
+// Worlds of several hosts on one machine: ranks that are told different numbers of their nodes, and
+// reach each other over TCP at 127.0.0.1.
+#pragma once
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "base/parallel.h"
+#include "comm/file_descriptor.h"
+#include "comm/world.h"
+#include "engine/device/device.h"
+
+namespace tessera::testing {
+
+// Ranks of each host, host after host.
+using Hosts = std::vector<int>;
+
+inline int ranks_of(const Hosts& hosts) {
+  return std::accumulate(hosts.begin(), hosts.end(), 0);
+}
+
+// Of a job without a key.
+inline int free_port() {
+  setenv("TESSERA_JOB_KEY", "none", 1);
+  const comm::FileDescriptor socket(::socket(AF_INET, SOCK_STREAM, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t bytes = sizeof(address);
+  EXPECT_EQ(bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), bytes), 0);
+  EXPECT_EQ(getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &bytes), 0);
+  return ntohs(address.sin_port);
+}
+
+inline comm::World world_on_hosts(const Hosts& hosts, int rank, int port) {
+  int node = 0, first = 0;
+  while (rank >= first + hosts[static_cast<std::size_t>(node)]) {
+    first += hosts[static_cast<std::size_t>(node++)];
+  }
+  const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
+  return {.rank = rank,
+          .size = ranks_of(hosts),
+          .local_rank = rank - first,
+          .local_size = hosts[static_cast<std::size_t>(node)],
+          .node_rank = node,
+          .master_address = "127.0.0.1",
+          .master_port = port,
+          .run_id = std::to_string(port) + test->name()};
+}
+
+// Runs the ranks as threads, and throws what the first one that failed has thrown.
+inline void run_on_hosts(
+    const Hosts& hosts,
+    const std::function<void(const comm::World&, const std::shared_ptr<comm::Communicator>&)>& fn,
+    const comm::ConnectOptions& options = {}) {
+  const int port = free_port();
+  std::mutex mutex;
+  std::exception_ptr first;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks_of(hosts); ++rank) {
+    threads.emplace_back([&, world = world_on_hosts(hosts, rank, port)] {
+      set_compute_threads(1);
+      std::shared_ptr<comm::Communicator> communicator;
+      try {
+        communicator = comm::connect(world, options);
+        fn(world, communicator);
+      } catch (const std::exception& error) {
+        {
+          const std::lock_guard lock(mutex);
+          if (!first) first = std::current_exception();
+        }
+        if (communicator) communicator->abort(error.what());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  if (first) std::rethrow_exception(first);
+}
+
+}  // namespace tessera::testing

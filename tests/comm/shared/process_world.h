@@ -1,0 +1,24 @@
+// The world of ranks that a test starts as processes of its own.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <string>
+
+#include "comm/world.h"
+
+namespace tessera::testing {
+
+// For a process that the test forked. Its run is named after the test, so that tests which run
+// side by side do not meet.
+inline comm::World world_of_process(int rank, int size) {
+  return {.rank = rank,
+          .size = size,
+          .local_rank = rank,
+          .local_size = size,
+          .run_id = std::to_string(getppid()) +
+                    ::testing::UnitTest::GetInstance()->current_test_info()->name()};
+}
+
+}  // namespace tessera::testing

@@ -1,0 +1,97 @@
+// Attention backward on the GPU: every type, with and without a causal mask, on tensor cores and on
+// the general path.
+#include <stdexcept>
+
+#include "cuda/attention/attention_runs.h"
+#include "cuda/attention/attention_testing.h"
+#include "kernels/registry.h"
+
+namespace tessera::testing {
+namespace {
+
+using Arrays = std::vector<std::vector<double>>;
+
+Arrays gradients_of(const AttentionProblem& problem) {
+  return run_on_device(problem, AttentionRun::backward).gradients;
+}
+
+void expect_backward(const AttentionProblem& problem) {
+  SCOPED_TRACE(problem.text());
+  const DType dtype = problem.dtype();
+  const Arrays exact = problem.formula(float64, float64, true).gradients;
+  const Arrays low =
+      size_of(dtype) == 2
+          ? problem.formula(dtype, problem.rounds_operands() ? dtype : float64, true).gradients
+          : run_on_cpu(problem, AttentionRun::backward).gradients;
+  const Arrays device = gradients_of(problem);
+  const std::vector<std::string> names = device.size() == 1
+                                             ? std::vector<std::string>{"dqkv"}
+                                             : std::vector<std::string>{"dq", "dk", "dv"};
+  for (std::size_t i = 0; i < device.size(); ++i) {
+    expect_within_bound("attention_backward", names[i], dtype, device[i], low[i], exact[i]);
+  }
+}
+
+class AttentionBackwardTest : public ::testing::TestWithParam<DType> {};
+
+TEST_P(AttentionBackwardTest, EveryShape) {
+  for (const AttentionCase& sizes : attention_cases) {
+    for (const bool causal : {false, true}) expect_backward({sizes, causal, GetParam()});
+  }
+}
+
+// 100 queries of 30 keys: the first 70 causal ones see no key.
+TEST_P(AttentionBackwardTest, RowsThatSeeNothingHaveNoGradient) {
+  const AttentionProblem problem(
+      {.about = "nothing seen", .heads = 1, .key_heads = 1, .queries = 100, .keys = 30, .batch = 1},
+      true, GetParam());
+  const std::vector<double> dq = gradients_of(problem)[0];
+  const auto stride = static_cast<std::size_t>(problem.q().stride);
+  for (std::size_t i = 0; i < 70; ++i) EXPECT_EQ(dq[i * stride], 0) << i;
+  EXPECT_NE(dq[71 * stride], 0);
+}
+
+TEST_P(AttentionBackwardTest, WithoutQueriesOrKeysTheOthersGradientsAreZero) {
+  for (const auto& [queries, keys] : {std::pair<std::int64_t, std::int64_t>{0, 40}, {40, 0}}) {
+    const AttentionProblem problem({.about = "one side", .queries = queries, .keys = keys}, true,
+                                   GetParam());
+    const Arrays gradients = gradients_of(problem);
+    const std::size_t first = queries == 0 ? 1 : 0, last = queries == 0 ? 3 : 1;
+    for (std::size_t i = first; i < last; ++i) EXPECT_EQ(gradients[i][0], 0);
+  }
+}
+
+TEST_P(AttentionBackwardTest, SameBitsEachTime) {
+  const AttentionProblem problem({.about = "twice",
+                                  .key_heads = 1,
+                                  .head_dim = 32,
+                                  .queries = 70,
+                                  .keys = 70,
+                                  .mask = true,
+                                  .dropout = 0.2f},
+                                 true, GetParam());
+  const Arrays once = gradients_of(problem), again = gradients_of(problem);
+  for (std::size_t i = 0; i < once.size(); ++i) {
+    expect_equal("attention_backward", "gradients", GetParam(), again[i], once[i]);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, AttentionBackwardTest, ::testing::ValuesIn(floating_dtypes),
+                         [](const auto& test) { return std::string(name_of(test.param)); });
+
+TEST(AttentionBackward, NeedsTheLogSumExp) {
+  const AttentionProblem problem({.about = "misuse"}, false, float32);
+  TestContext context;
+  std::byte nothing{};
+  const std::vector<void*> arrays(problem.inputs.size(), &nothing);
+  AttentionPlaces places;
+  places.out = &nothing;
+  places.dout = &nothing;
+  places.inputs = places.gradients = arrays;
+  EXPECT_THROW(
+      kernels::cuda::attention_backward(backward_arguments(problem, places), context.queue()),
+      std::logic_error);
+}
+
+}  // namespace
+}  // namespace tessera::testing

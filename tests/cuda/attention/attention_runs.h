@@ -1,0 +1,115 @@
+// Runs attention on a problem: forward and, if asked for, backward, on the GPU or with the CPU's
+// kernels. Each backward reads what its own forward has saved, as in training.
+#pragma once
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "cuda/attention/attention_testing.h"
+#include "kernels/registry.h"
+
+namespace tessera::testing {
+
+// Where a problem's arrays lie, in the memory of the device that runs it.
+struct AttentionPlaces {
+  const void* mask = nullptr;
+  const void* dout = nullptr;
+  void* out = nullptr;
+  void* log_sum_exp = nullptr;
+  std::vector<void*> inputs = {}, gradients = {};  // as AttentionProblem::inputs
+};
+
+inline void* tensor_in(const std::vector<void*>& arrays, const AttentionProblem& problem,
+                       const AttentionProblem::Tensor& tensor) {
+  return static_cast<std::byte*>(arrays[tensor.array]) +
+         tensor.offset * static_cast<std::int64_t>(size_of(problem.dtype()));
+}
+
+inline kernels::AttentionForward forward_arguments(const AttentionProblem& problem,
+                                                   const AttentionPlaces& places) {
+  return {.shape = problem.shape(places.mask),
+          .q = tensor_in(places.inputs, problem, problem.q()),
+          .k = tensor_in(places.inputs, problem, problem.k()),
+          .v = tensor_in(places.inputs, problem, problem.v()),
+          .out = places.out,
+          .log_sum_exp = places.log_sum_exp};
+}
+
+inline kernels::AttentionBackward backward_arguments(const AttentionProblem& problem,
+                                                     const AttentionPlaces& places) {
+  return {.shape = problem.shape(places.mask),
+          .dout = places.dout,
+          .q = tensor_in(places.inputs, problem, problem.q()),
+          .k = tensor_in(places.inputs, problem, problem.k()),
+          .v = tensor_in(places.inputs, problem, problem.v()),
+          .out = places.out,
+          .log_sum_exp = places.log_sum_exp,
+          .dq = tensor_in(places.gradients, problem, problem.q()),
+          .dk = tensor_in(places.gradients, problem, problem.k()),
+          .dv = tensor_in(places.gradients, problem, problem.v())};
+}
+
+enum class AttentionRun { forward, forward_without_log_sum_exp, backward };
+
+// Results are filled with AttentionProblem::untouched before.
+inline AttentionResults run_on_device(const AttentionProblem& problem, AttentionRun run) {
+  const DType dtype = problem.dtype();
+  const auto unwritten = [](std::size_t size, DType type) {
+    return DeviceMemory(std::vector<double>(size, AttentionProblem::untouched), type);
+  };
+  TestContext context;
+  std::vector<DeviceMemory> inputs, gradients;
+  const DeviceMemory mask(problem.mask), dout(problem.dout, dtype);
+  const DeviceMemory out = unwritten(problem.out_size(), dtype);
+  const DeviceMemory log_sum_exp = unwritten(problem.statistic_size(), problem.statistic());
+  AttentionPlaces places{.mask = mask.data(),
+                         .dout = dout.data(),
+                         .out = out.data(),
+                         .log_sum_exp = log_sum_exp.data()};
+  for (const auto& values : problem.inputs) {
+    inputs.emplace_back(values, dtype);
+    gradients.push_back(unwritten(values.size(), dtype));
+    places.inputs.push_back(inputs.back().data());
+    places.gradients.push_back(gradients.back().data());
+  }
+  if (run == AttentionRun::forward_without_log_sum_exp) places.log_sum_exp = nullptr;
+  kernels::cuda::attention_forward(forward_arguments(problem, places), context.queue());
+  if (run == AttentionRun::backward) {
+    kernels::cuda::attention_backward(backward_arguments(problem, places), context.queue());
+  }
+  context.synchronize();
+  AttentionResults results{out.read(dtype), log_sum_exp.read(problem.statistic()), {}};
+  for (const DeviceMemory& memory : gradients) results.gradients.push_back(memory.read(dtype));
+  return results;
+}
+
+inline AttentionResults run_on_cpu(const AttentionProblem& problem, AttentionRun run) {
+  const DType dtype = problem.dtype();
+  const auto unwritten = [](std::size_t size, DType type) {
+    return encode(std::vector<double>(size, AttentionProblem::untouched), type);
+  };
+  std::vector<std::vector<std::byte>> inputs, gradients;
+  const std::vector<std::byte> dout = encode(problem.dout, dtype);
+  std::vector<std::byte> out = unwritten(problem.out_size(), dtype);
+  std::vector<std::byte> log_sum_exp = unwritten(problem.statistic_size(), problem.statistic());
+  AttentionPlaces places{.mask = problem.mask.data(),
+                         .dout = dout.data(),
+                         .out = out.data(),
+                         .log_sum_exp = log_sum_exp.data()};
+  for (const auto& values : problem.inputs) {
+    inputs.push_back(encode(values, dtype));
+    gradients.push_back(unwritten(values.size(), dtype));
+  }
+  for (auto& bytes : inputs) places.inputs.push_back(bytes.data());
+  for (auto& bytes : gradients) places.gradients.push_back(bytes.data());
+  kernels::cpu::attention_forward(forward_arguments(problem, places));
+  if (run == AttentionRun::backward) {
+    kernels::cpu::attention_backward(backward_arguments(problem, places));
+  }
+  AttentionResults results{decode(out, dtype), decode(log_sum_exp, problem.statistic()), {}};
+  for (const auto& bytes : gradients) results.gradients.push_back(decode(bytes, dtype));
+  return results;
+}
+
+}  // namespace tessera::testing

@@ -1,0 +1,71 @@
+"""The order of the source folders: floors from the ground up, and the rooms of each floor from the ground up.
+
+A file includes files of its own room, of the rooms before it in its floor, and of the floors before its floor. "." is
+the floor's own folder. A new folder is a name in one of these lists.
+"""
+ROOMS = {
+    "base": (".", "text"),
+    "kernels": (".", "cpu/simd", "cpu/matmul", "cpu", "cpu/attention", "cpu/elementwise", "cpu/reductions",
+                "cuda/device", "cuda", "cuda/matmul", "cuda/attention", "cuda/elementwise", "cuda/reductions"),
+    "engine": ("device", "planned", "storage", ".", "cpu", "cuda", "backends", "ops", "nn", "optim", "data"),
+    "comm": (".", "mpi", "watch", "control", "shared", "shared/join", "hosts", "hosts/mpi", "hosts/tcp", "record",
+             "connect", "nccl"),
+    # For tests alone: the emulated GPU.
+    "emulator": ("access", "scheduler", "runtime", "cuda", "cublas", "device", "nccl", "include/nvtx3"),
+    "sharding": ("policy", "context", "memory", "profiler", "units", "runtime", ".", "plan"),
+    "checkpoint": ("state", ".", "io", "safetensors", "steps", "load", "save", "formats/pickle", "formats",
+                   "formats/torch", "formats/dcp", "formats/deepspeed", "formats/llmc", "formats/step_folder",
+                   "convert"),
+    "tokenizers": ("text", "pipeline", "normalizers", "pre_tokenizers", "models", "files", "."),
+    "models": (".", "config", "gpt2", "llama", "bert", "mpnet", "registry", "sentence_encoder", "load"),
+    "tasks": (".",),
+    "tessera": (".", "models"),  # what users include
+    "launch": (".",),
+    "training": ("recipe", "recipe/accelerate", "."),
+    "planner": (".",),
+    "logs": (".",),
+    "bench": ("harness", "kernels", "programs"),
+    "cli": (".", "report", "commands", "commands/config", "commands/encoders"),
+}
+FLOORS = {floor: level for level, floor in enumerate(ROOMS)}
+MOST_SOURCES = 22  # of C++ and CUDA in one folder
+
+
+def room_of(path):
+    """("engine", "nn") of engine/nn/module.h."""
+    folder, _, _ = path.rpartition("/")
+    floor, _, room = folder.partition("/")
+    return floor, room or "."
+
+
+def include_runs_up(source, target):
+    """Why the file `source` must not include the file `target`, or None. Both are paths from the root."""
+    (source_floor, source_room), (target_floor, target_room) = room_of(source), room_of(target)
+    if source_floor not in FLOORS or target_floor not in FLOORS:
+        return None
+    if FLOORS[target_floor] > FLOORS[source_floor]:
+        return f"{source_floor} includes {target}, which is on a floor above ({' < '.join(FLOORS)})"
+    rooms = ROOMS[source_floor]
+    if source_floor != target_floor or not {source_room, target_room} <= set(rooms):
+        return None
+    if rooms.index(target_room) > rooms.index(source_room):
+        return (f"{source_floor}/{source_room} includes {target}, which is in a room above "
+                f"({' < '.join(rooms)}: tests/tidiness/rooms.py)")
+    return None
+
+
+def folder_errors(sources):
+    """Lists (path, line, message): of C++ sources, given by their paths, the folders that are not in the list or hold too
+    many."""
+    folders = {}
+    for path in sources:
+        folders.setdefault(path.rpartition("/")[0], []).append(path)
+    errors = []
+    for folder, paths in sorted(folders.items()):
+        floor, room = room_of(paths[0])
+        if floor in ROOMS and room not in ROOMS[floor]:
+            errors.append((min(paths), 1, f"the folder {folder} is not in the list of tests/tidiness/rooms.py"))
+        if len(paths) > MOST_SOURCES:
+            errors.append((min(paths), 1, f"the folder {folder} holds {len(paths)} sources, more than {MOST_SOURCES}: "
+                           "divide it by subject"))
+    return errors

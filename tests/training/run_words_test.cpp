@@ -1,0 +1,143 @@
+// What `tessera train` says of itself: that nothing is left to do, that nothing was saved, which
+// model it takes, and why it cannot go on from a step.
+#include "base/error.h"
+#include "tests/cli/training_testing.h"
+#include "training/recipe_difference.h"
+
+namespace tessera::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::Ended;
+using testing::launched;
+using testing::run_program;
+using testing::Settings;
+using testing::train;
+using testing::TrainingFolder;
+
+bool says(const Ended& ended, const std::string& text) {
+  return ended.err.find(text) != std::string::npos;
+}
+
+TEST(RunWords, AFinishedRunThatIsStartedAgainSaysSo) {
+  const TrainingFolder folder;
+  const Settings settings = folder.small() + Settings{{"checkpoint.dir", folder.path("saves")}};
+  const std::string nothing_left = "nothing is left to train; raise train.steps to go on";
+  EXPECT_FALSE(says(train(2, settings), nothing_left));
+  const Ended again = train(2, settings);
+  EXPECT_TRUE(
+      says(again, folder.path("saves/step-3") + " has all 3 steps of train.steps: " + nothing_left))
+      << again.err;
+  const Ended fewer = train(1, settings + Settings{{"train.steps", "2"}, {"data.batch_size", "4"}});
+  EXPECT_TRUE(says(fewer, "step-3 has 3 steps, and train.steps is 2: " + nothing_left))
+      << fewer.err;
+  const Ended none =
+      train(1, folder.small() + Settings{{"train.steps", "0"}, {"train.warmup_steps", "0"}});
+  EXPECT_TRUE(says(none, "train.steps is 0: there is nothing to train")) << none.err;
+  EXPECT_FALSE(says(none, "nothing saved"));
+}
+
+TEST(RunWords, ARunWithoutAFolderForItSaysThatNothingWasSaved) {
+  const TrainingFolder folder;
+  const std::string nothing_saved = "nothing saved: neither checkpoint.dir nor";
+  EXPECT_TRUE(says(train(2, folder.small()), nothing_saved));
+  EXPECT_FALSE(says(train(1, folder.small() + Settings{{"checkpoint.dir", folder.path("saves")}}),
+                    nothing_saved));
+  EXPECT_FALSE(says(train(1, folder.small() + Settings{{"checkpoint.export", folder.path("out")}}),
+                    nothing_saved));
+}
+
+// A step from the weights of that folder.
+Ended tune(const TrainingFolder& folder, const std::string& pretrained, int ranks = 2) {
+  folder.write("tune.yaml", "model: {pretrained: " + pretrained + ", seq_len: 64}\ndata: {train: " +
+                                folder.path("text.txt") + ", batch_size: 2}\ntrain: {steps: 1}\n");
+  return run_program(launched(ranks, {"train", folder.path("tune.yaml")}));
+}
+
+TEST(PretrainedFolder, OfStepsIsTheNewestThatIsWhole) {
+  const TrainingFolder folder;
+  train(2, folder.small() +
+               Settings{{"checkpoint.dir", folder.path("saves")}, {"checkpoint.every", "1"}});
+  const Ended newest = tune(folder, folder.path("saves"));
+  EXPECT_EQ(newest.code, 0) << newest.err;
+  EXPECT_TRUE(says(newest, "weights from " + folder.path("saves/step-3"))) << newest.err;
+  const Ended planned = run_program({"plan", folder.path("tune.yaml"), "--device-memory", "1TB"});
+  EXPECT_EQ(planned.code, 0) << planned.err;
+  testing::damage(folder.path("saves/step-3/model.safetensors"), 100'000);
+  const Ended older = tune(folder, folder.path("saves"), 1);
+  EXPECT_EQ(older.code, 0) << older.err;
+  EXPECT_TRUE(says(older, "weights from " + folder.path("saves/step-2"))) << older.err;
+  EXPECT_TRUE(says(older, "passed over step-3")) << older.err;
+}
+
+TEST(PretrainedFolder, OfTheHubIsAnsweredWithTheWayToIt) {
+  const TrainingFolder folder;
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"gpt2",
+       "gpt2: no such folder; nothing is downloaded here: hf download gpt2 --local-dir gpt2"},
+      {"some-org/a.model_1", "hf download some-org/a.model_1 --local-dir a.model_1"},
+      {folder.path("nothing"), folder.path("nothing") + ": no such folder"},
+      {folder.path("text.txt"), "no such folder, but a file"},
+  };
+  for (const auto& [name, message] : cases) {
+    const Ended ended = tune(folder, name);
+    EXPECT_EQ(ended.code, 5) << ended.err;
+    EXPECT_TRUE(says(ended, "tune.yaml:1: model.pretrained: ")) << ended.err;
+    EXPECT_TRUE(says(ended, message)) << ended.err;
+    EXPECT_EQ(std::count(ended.err.begin(), ended.err.end(), '\n'), 1) << ended.err;
+  }
+  EXPECT_FALSE(says(tune(folder, folder.path("nothing")), "hf download"));
+}
+
+Recipe recipe_of(const std::string& text) {
+  return parse_recipe("data: {train: x}\n" + text, "r.yaml", {});
+}
+
+std::vector<std::string> keys_that_differ(const std::string& saved, const std::string& own) {
+  const auto config = [](const Recipe& recipe) { return recipe.model.config; };
+  const Recipe before = recipe_of(saved), now = recipe_of(own);
+  std::vector<std::string> keys;
+  for (const RecipeDifference& difference :
+       decisive_differences({to_json(before), config(before)}, now, config(now))) {
+    keys.push_back(difference.key + " " + difference.saved + " " + difference.own);
+  }
+  return keys;
+}
+
+using Keys = std::vector<std::string>;
+
+TEST(RecipeDifferences, AreOfWhatDecidesTheTensorsAndTheModel) {
+  EXPECT_EQ(keys_that_differ("", ""), Keys());
+  EXPECT_EQ(keys_that_differ("model: {n_layer: 6}", "model: {n_layer: 4}"),
+            Keys{"model.n_layer 6 4"});
+  EXPECT_EQ(keys_that_differ("model: {seq_len: 64}", "model: {seq_len: 32}"),
+            Keys{"model.seq_len 64 32"});
+  EXPECT_EQ(keys_that_differ("model: {seq_len: 64}", "model: {n_positions: 512}"),
+            Keys{"model.n_positions 64 512"});
+  EXPECT_EQ(keys_that_differ("model: {architecture: llama}", ""),
+            Keys{"model.architecture llama gpt2"});
+  EXPECT_EQ(keys_that_differ("train: {optimizer: sgd, momentum: 0.9}", "train: {optimizer: sgd}"),
+            Keys{"train.momentum 0.9 0.0"});
+  const std::string targets = "model: {lora: {target_modules: [c_attn], ";
+  EXPECT_EQ(keys_that_differ(targets + "r: 4}}", targets + "dropout: 0.1}}"),
+            Keys{"model.lora.r 4 8"});
+  EXPECT_EQ(keys_that_differ(targets + "alpha: 16}}", ""),
+            Keys{"model.lora.target_modules [\"c_attn\"] none"});
+}
+
+TEST(RecipeDifferences, AreNotOfWhatMayChange) {
+  EXPECT_EQ(keys_that_differ("model: {dropout: 0.1, initializer_range: 0.1}\n"
+                             "train: {lr: 1.0e-4, steps: 5, weight_decay: 0}\n"
+                             "sharding: {mixed_precision: bf16, sharding_strategy: NO_SHARD}",
+                             "train: {seed: 4}"),
+            Keys());
+  EXPECT_EQ(keys_that_differ("train: {optimizer: sgd, momentum: 0.9}",
+                             "train: {optimizer: sgd, momentum: 0.5}"),
+            Keys());
+  // What says nothing of itself is left to the tensors.
+  EXPECT_TRUE(
+      decisive_differences({nullptr, nullptr}, recipe_of(""), {{"model_type", "gpt2"}}).empty());
+}
+
+}  // namespace
+}  // namespace tessera::cli

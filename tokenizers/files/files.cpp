@@ -1,0 +1,87 @@
+// Reading with a limit, and the small files beside a tokenizer.
+#include "tokenizers/files/files.h"
+
+#include <xxhash.h>
+
+#include "base/error.h"
+#include "checkpoint/io/file.h"
+#include "checkpoint/io/json.h"
+#include "tokenizers/text/json_fields.h"
+
+namespace tessera::tokenizers {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+// A special token is named by its text, or by an object with its text and flags.
+std::optional<std::string> special_name(const json& object, const char* key) {
+  if (!has(object, key)) return {};
+  const json& value = object[key];
+  if (value.is_string()) return value.get<std::string>();
+  if (has(value, "content") && value["content"].is_string()) {
+    return value["content"].get<std::string>();
+  }
+  return {};
+}
+
+std::optional<std::int32_t> id_in(const PipelineParts& parts, const std::string& token) {
+  const auto added = parts.added.id_of(token);
+  return added ? added : parts.model->id_of(token);
+}
+
+}  // namespace
+
+std::string read_tokenizer_file(const fs::path& path) {
+  constexpr std::uint64_t largest = std::uint64_t{256} << 20;  // those of today are below 40 MiB
+  try {
+    return checkpoint::read_file(path, largest);
+  } catch (const Error& error) {
+    throw Error(ErrorCode::data, error.what());  // the words are right, the kind is not
+  }
+}
+
+json read_tokenizer_json(const fs::path& path) {
+  const std::string text = read_tokenizer_file(path);
+  json object;
+  try {
+    object = checkpoint::parse_json(text, path.string());
+  } catch (const Error& error) {
+    throw Error(ErrorCode::data, error.what());
+  }
+  TESSERA_CHECK(object.is_object(), ErrorCode::data, "'{}': not a JSON object", path.string());
+  return object;
+}
+
+json read_beside(const fs::path& folder, const char* name) {
+  std::error_code ignored;
+  if (!fs::is_regular_file(folder / name, ignored)) return nullptr;
+  return read_tokenizer_json(folder / name);
+}
+
+SpecialNames::SpecialNames(const fs::path& folder)
+    : configuration(read_beside(folder, "tokenizer_config.json")) {
+  const json map = read_beside(folder, "special_tokens_map.json");
+  for (const json* file : {&map, &std::as_const(configuration)}) {
+    if (auto name = special_name(*file, "pad_token")) padding = name;
+    if (auto name = special_name(*file, "eos_token")) end_of_text = name;
+  }
+}
+
+void name_special_tokens(const SpecialNames& names, PipelineParts& parts) {
+  if (names.padding) parts.padding_id = id_in(parts, *names.padding);
+  if (names.end_of_text) parts.end_of_text = id_in(parts, *names.end_of_text);
+  // Where no file names them: the names that most vocabularies have.
+  for (const char* name : {"[PAD]", "<pad>"}) {
+    if (!parts.padding_id) parts.padding_id = id_in(parts, name);
+  }
+  for (const char* name : {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"}) {
+    if (!parts.end_of_text) parts.end_of_text = id_in(parts, name);
+  }
+}
+
+std::uint64_t fingerprint_of(std::string_view contents) {
+  return XXH3_64bits(contents.data(), contents.size());
+}
+
+}  // namespace tessera::tokenizers

@@ -1,0 +1,69 @@
+// A tokenizer of the parts that its file names, one after the other: added tokens, normalizer,
+// pre-tokenizer, model, post-processor; and the decoder on the way back.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/data/tokenizer.h"
+#include "tokenizers/pipeline/added_tokens.h"
+#include "tokenizers/pipeline/decoder.h"
+#include "tokenizers/pipeline/normalizer.h"
+#include "tokenizers/pipeline/post_processor.h"
+#include "tokenizers/pipeline/pre_tokenizer.h"
+#include "tokenizers/pipeline/vocabulary_model.h"
+
+namespace tessera::tokenizers {
+
+struct PipelineParts {
+  std::string name;
+  std::uint64_t fingerprint = 0;
+  std::unique_ptr<VocabularyModel> model;
+  std::unique_ptr<Normalizer> normalizer;  // may be none
+  AddedTokens added;
+  std::vector<MakeStage> pre_tokenizer;
+  PostProcessor post_processor;
+  Decoder decoder;
+  bool looks_at_beginning = false;  // the pre-tokenizer asks where a text begins
+  bool truncate_left = false;
+  std::optional<std::int32_t> padding_id;
+  std::optional<std::int32_t> end_of_text;
+};
+
+// Safe to use from several threads: each call takes a workplace with a word cache of its own, and
+// leaves it to the next.
+class PipelineTokenizer final : public Tokenizer {
+ public:
+  explicit PipelineTokenizer(PipelineParts parts);
+  ~PipelineTokenizer() override;
+
+  [[nodiscard]] std::string_view name() const override { return parts_.name; }
+  [[nodiscard]] std::uint64_t fingerprint() const override { return parts_.fingerprint; }
+  [[nodiscard]] std::int64_t vocabulary_size() const override { return vocabulary_size_; }
+  [[nodiscard]] std::vector<std::int32_t> encode(std::string_view text) const override;
+  [[nodiscard]] std::vector<std::int32_t> encode_sequence(std::string_view text,
+                                                          std::int64_t max_length) const override;
+  [[nodiscard]] std::int32_t padding_id() const override;
+  [[nodiscard]] std::optional<std::int32_t> end_of_text() const override {
+    return parts_.end_of_text;
+  }
+  // Without the special tokens, as the `tokenizers` package decodes.
+  [[nodiscard]] std::string decode(std::span<const std::int32_t> ids) const override;
+
+ private:
+  class WordSink;
+  struct Workplace;
+  std::unique_ptr<Workplace> take_workplace() const;
+  void encode_part(const TextPart& part, Workplace& place, std::vector<std::int32_t>& ids) const;
+
+  PipelineParts parts_;
+  std::int64_t vocabulary_size_ = 0;
+  mutable std::mutex mutex_;
+  mutable std::vector<std::unique_ptr<Workplace>> free_;
+};
+
+}  // namespace tessera::tokenizers

@@ -1,0 +1,121 @@
+// The thread that takes a run's signals.
+#include "training/interruption.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+
+#include "base/error.h"
+#include "launch/insisting_signal.h"
+
+namespace tessera::cli {
+namespace {
+
+// A process has its signals once, so this is the process's.
+std::atomic<bool> notes_signals{false};
+std::atomic<int> noted_signal{0};
+std::atomic<std::chrono::steady_clock::time_point> noted_at{};
+std::atomic<int> noted_requests{0};
+
+sigset_t taken_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) sigaddset(&set, number);
+  struct sigaction hangup {};
+  if (::sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler == SIG_IGN) {
+    sigdelset(&set, SIGHUP);
+  }
+  return set;
+}
+
+// As if nobody had taken it.
+void end_by(int number) {
+  std::signal(number, SIG_DFL);
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, number);
+  ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+  (void)::raise(number);
+}
+
+void take(int number) {
+  if (number == SIGUSR1) {
+    ++noted_requests;
+    return;
+  }
+  if (!notes_signals) return end_by(number);
+  const auto now = std::chrono::steady_clock::now();
+  if (noted_signal == 0) {
+    noted_at = now;
+    noted_signal = number;
+  } else if (insists(number, now - noted_at.load())) {
+    end_by(number);
+  }
+}
+
+void take_signals(int signals, int end) {
+  for (;;) {
+    pollfd ready[] = {{signals, POLLIN, 0}, {end, POLLIN, 0}};
+    if (::poll(ready, 2, -1) < 0) continue;  // EINTR: nothing else can happen to two descriptors
+    signalfd_siginfo information;
+    while (::read(signals, &information, sizeof information) == sizeof information) {
+      take(static_cast<int>(information.ssi_signo));
+    }
+    if ((ready[1].revents & POLLIN) != 0) return;
+  }
+}
+
+}  // namespace
+
+SignalThread::SignalThread() {
+  noted_requests = 0;
+  const sigset_t set = taken_signals();
+  signals_ = ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+  end_ = ::eventfd(0, EFD_CLOEXEC);
+  if (signals_ == -1 || end_ == -1) {
+    if (signals_ != -1) ::close(signals_);
+    fail(ErrorCode::runtime,
+         "no descriptor for signals: raise the limit of open files (ulimit -n)");
+  }
+  ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  thread_ = std::thread(take_signals, signals_, end_);
+}
+
+SignalThread::~SignalThread() {
+  const std::uint64_t one = 1;
+  while (::write(end_, &one, sizeof one) == -1) {
+  }
+  thread_.join();
+  ::close(signals_);
+  ::close(end_);
+  // A warning that comes now is about a run that is over; unheeded it would end the process.
+  std::signal(SIGUSR1, SIG_IGN);
+  const sigset_t set = taken_signals();
+  ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+}
+
+InterruptionWatch::InterruptionWatch() {
+  noted_signal = 0;
+  notes_signals = true;
+}
+
+InterruptionWatch::~InterruptionWatch() {
+  notes_signals = false;
+}
+
+int InterruptionWatch::signal() {
+  return noted_signal;
+}
+
+int requested_saves() {
+  return noted_requests;
+}
+
+}  // namespace tessera::cli

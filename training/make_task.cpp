@@ -1,0 +1,217 @@
+// From a recipe's keys to a task's options.
+#include "training/make_task.h"
+
+#include <fmt/format.h>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "checkpoint/save/export.h"
+#include "engine/data/corpus.h"
+#include "models/load/adapter.h"
+#include "models/registry/registry.h"
+#include "models/sentence_encoder/sentence_encoder.h"
+#include "tasks/next_token.h"
+#include "tasks/sentence_pairs.h"
+#include "tokenizers/load.h"
+
+namespace tessera::cli {
+namespace {
+
+nlohmann::json read_folder_config(const std::filesystem::path& path) {
+  std::ifstream stream(path);
+  TESSERA_CHECK(stream.is_open(), ErrorCode::checkpoint,
+                "{}: cannot be read; a model folder has a config.json", path.string());
+  nlohmann::json json = nlohmann::json::parse(stream, nullptr, false);
+  TESSERA_CHECK(json.is_object(), ErrorCode::configuration, "{}: not a JSON object", path.string());
+  return json;
+}
+
+// Of a folder's model, what a recipe may change: dropout rates.
+nlohmann::json changes_of(const Recipe& recipe, const nlohmann::json& folder) {
+  nlohmann::json changes = recipe.model.config;
+  if (!recipe.given.contains("model.dropout")) return changes;
+  const std::string source = *recipe.model.pretrained;
+  for (const models::ConfigKey& key : models::architecture_of(folder, source).keys()) {
+    const bool rate = key.role == models::ConfigKey::Role::dropout;
+    if (rate && !changes.contains(key.name)) changes[key.name] = recipe.model.dropout;
+  }
+  return changes;
+}
+
+}  // namespace
+
+nlohmann::json model_configuration(const Recipe& recipe) {
+  if (recipe.model.pretrained) {
+    TESSERA_CHECK(!checkpoint::is_peft_folder(*recipe.model.pretrained), ErrorCode::configuration,
+                  "{}: model.pretrained {} has an adapter; name it in model.adapter, and in "
+                  "model.pretrained the model that it is for",
+                  where(recipe, "model.pretrained"), *recipe.model.pretrained);
+    nlohmann::json folder =
+        read_folder_config(std::filesystem::path(*recipe.model.pretrained) / "config.json");
+    folder.update(changes_of(recipe, folder));
+    return folder;
+  }
+  nlohmann::json config = recipe.model.config;
+  config["model_type"] = recipe.model.architecture;
+  return config;
+}
+
+namespace {
+
+// With the place of the key that asked for it.
+template <class Work>
+void at_key(const Recipe& recipe, const std::string& key, const Work& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("{}: {}: {}", where(recipe, key), key, error.what()));
+  }
+}
+
+void adapt(const Recipe& recipe, models::Model& model) {
+  if (!trains_adapters(recipe)) return;
+  std::optional<DType> storage;
+  if (recipe.sharding.mixed_precision == MixedPrecision::bf16) storage = bfloat16;
+  if (const auto& folder = recipe.model.adapter) {
+    TESSERA_CHECK(checkpoint::is_peft_folder(*folder), ErrorCode::configuration,
+                  "{}: model.adapter: {} has no {}", where(recipe, "model.adapter"), *folder,
+                  checkpoint::peft_config_file);
+    at_key(recipe, "model.adapter",
+           [&] { models::add_lora_of(*folder, model, storage, recipe.sharding.keep_fp32); });
+  } else {
+    at_key(recipe, "model.lora.target_modules", [&] {
+      models::add_lora(model, lora_options(recipe), storage, recipe.sharding.keep_fp32);
+    });
+  }
+}
+
+std::vector<std::string> files_of(const std::vector<DataSetRecipe>& sets) {
+  std::vector<std::string> files;
+  for (const DataSetRecipe& set : sets) {
+    files.insert(files.end(), set.files.begin(), set.files.end());
+  }
+  return files;
+}
+
+// Absent in the recipe: the pretrained folder's, else bytes.
+std::string tokenizer_name(const Recipe& recipe) {
+  if (recipe.data.tokenizer) return *recipe.data.tokenizer;
+  const auto& folder = recipe.model.pretrained;
+  return folder && tokenizers::is_tokenizer_folder(*folder) ? *folder : "bytes";
+}
+
+tasks::SentenceData sentence_data(const DataSetRecipe& set) {
+  tasks::SentenceData data;
+  data.files = set.files;
+  data.table = {.columns = set.columns, .format = set.format, .header = set.header};
+  data.loss = set.loss;
+  data.evaluator = set.evaluator;
+  data.label_scale = set.label_scale.value_or(data.label_scale);
+  data.labels = set.labels;
+  data.classes = set.num_labels.value_or(static_cast<std::int64_t>(set.labels.size()));
+  data.scale = set.scale.value_or(data.scale);
+  return data;
+}
+
+// The encoder of a pretrained folder, or one that the recipe describes, with mean pooling.
+std::unique_ptr<models::SentenceEncoder> make_encoder(const Recipe& recipe,
+                                                      const Tokenizer& tokenizer, bool planned) {
+  if (!recipe.model.pretrained) {
+    nlohmann::json config = model_configuration(recipe);
+    if (!recipe.given.contains("model.vocab_size")) {
+      config["vocab_size"] = tokenizer.vocabulary_size();
+    }
+    auto encoder = models::make_mean_pooling_encoder(config, recipe.source);
+    adapt(recipe, *encoder);
+    return encoder;
+  }
+  const std::filesystem::path folder = *recipe.model.pretrained;
+  const nlohmann::json changes = changes_of(recipe, read_folder_config(folder / "config.json"));
+  auto encoder = models::make_sentence_encoder(*recipe.model.pretrained, changes);
+  // An adapter's step has no weights of the model.
+  if (!trains_adapters(recipe) && models::has_pooler(folder.string(), *encoder)) {
+    encoder->keep_pooler();
+  }
+  if (!planned) {
+    check_vocabulary(where(recipe, "data.tokenizer"), std::string(tokenizer.name()),
+                     tokenizer.vocabulary_size(), encoder->vocabulary(), true);
+  }
+  adapt(recipe, *encoder);
+  return encoder;
+}
+
+std::unique_ptr<tasks::Task> sentence_pairs_task(const Recipe& recipe, bool planned) {
+  tasks::SentencePairsOptions options;
+  for (const DataSetRecipe& set : recipe.data.train) options.train.push_back(sentence_data(set));
+  if (!recipe.data.valid.empty()) options.valid = sentence_data(recipe.data.valid.front());
+  options.tokenizer = tokenizers::load_tokenizer(tokenizer_name(recipe));
+  options.make_encoder = [&recipe, planned, &tokenizer = *options.tokenizer] {
+    return make_encoder(recipe, tokenizer, planned);
+  };
+  if (recipe.given.contains("model.seq_len")) options.seq_len = recipe.model.seq_len;
+  options.shuffle = recipe.data.shuffle;
+  options.group_by_length = recipe.data.group_by_length;
+  options.seed = recipe.train.seed;
+  options.reads_data = !planned;
+  options.source = recipe.source;
+  options.train_place = where(recipe, "data.train");
+  options.seq_len_place = where(recipe, "model.seq_len");
+  return tasks::make_sentence_pairs_task(options);
+}
+
+std::unique_ptr<tasks::Task> next_token_task(const Recipe& recipe, bool planned) {
+  tasks::NextTokenOptions options;
+  options.reads_data = !planned;
+  if (!planned) {
+    options.train = tasks::expand_files(files_of(recipe.data.train));
+    const auto valid = tasks::expand_files(files_of(recipe.data.valid));
+    TESSERA_CHECK(valid.size() <= 1, ErrorCode::configuration,
+                  "{}: data.valid is {} files; one is "
+                  "evaluated on",
+                  where(recipe, "data.valid"), valid.size());
+    if (!valid.empty()) options.valid = valid.front();
+  }
+  options.tokenizer = tokenizers::load_tokenizer(tokenizer_name(recipe));
+  options.seq_len = recipe.model.seq_len;
+  options.shuffle = recipe.data.shuffle;
+  options.seed = recipe.train.seed;
+  options.eval_batches = recipe.train.eval_batches;
+  options.model = model_configuration(recipe);
+  options.pretrained = recipe.model.pretrained.has_value();
+  options.takes_vocabulary = !options.pretrained && !recipe.given.contains("model.vocab_size");
+  options.model_source = recipe.model.pretrained.value_or(recipe.source);
+  options.adapt = [&recipe](models::Model& model) { adapt(recipe, model); };
+  options.source = recipe.source;
+  options.train_place = where(recipe, "data.train");
+  options.seq_len_place = where(recipe, "model.seq_len");
+  return tasks::make_next_token_task(options);
+}
+
+}  // namespace
+
+std::map<std::string, std::string> tokenizer_files(const Recipe& recipe) {
+  const std::string name = tokenizer_name(recipe);
+  std::error_code error;
+  if (!std::filesystem::is_directory(name, error)) return {};
+  return checkpoint::read_model_files(name);
+}
+
+nn::LoraOptions adapter_options(const Recipe& recipe) {
+  if (!recipe.model.adapter) return lora_options(recipe);
+  const checkpoint::PeftConfig config = checkpoint::read_peft_config(*recipe.model.adapter);
+  return models::lora_options(config);
+}
+
+std::unique_ptr<tasks::Task> make_task(const Recipe& recipe, bool planned) {
+  switch (recipe.train.task) {
+    case TaskKind::next_token:
+      return next_token_task(recipe, planned);
+    case TaskKind::sentence_pairs:
+      return sentence_pairs_task(recipe, planned);
+  }
+  misuse("a task that is not made");
+}
+
+}  // namespace tessera::cli

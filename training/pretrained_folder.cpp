@@ -1,0 +1,65 @@
+// From model.pretrained to one folder.
+#include "training/pretrained_folder.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <filesystem>
+
+#include "base/error.h"
+#include "base/text/printable.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/load/peft.h"
+#include "checkpoint/steps/lineage.h"
+#include "models/model_folder.h"
+
+namespace tessera::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string folder_of_plan(const std::string& folder) {
+  if (fs::exists(fs::path(folder) / "config.json") || checkpoint::is_peft_folder(folder)) {
+    return folder;
+  }
+  const checkpoint::StepListing listing = checkpoint::list_committed(folder);
+  return listing.steps.empty() ? folder : listing.steps.front().path.string();
+}
+
+}  // namespace
+
+fs::path find_model_folder(const std::string& folder, comm::Communicator& ranks) {
+  models::require_model_folder(folder);
+  fs::path path = folder;
+  if (fs::exists(path / "config.json") || checkpoint::is_peft_folder(folder)) return path;
+  constexpr auto weights = checkpoint::LoadParts::model_only;
+  if (const auto found = checkpoint::find_latest(ranks, path, {}, weights)) {
+    for (const std::string& reason : found->skipped) {
+      if (ranks.rank() == 0) fmt::print(stderr, "tessera: passed over {}\n", printable(reason));
+    }
+    return found->path;
+  }
+  fail(ErrorCode::checkpoint,
+       "{}: no config.json there; name a folder that sentence-transformers, transformers or "
+       "tessera train saved",
+       folder);
+}
+
+Recipe with_model_folder(const Recipe& recipe, const Context& context) {
+  if (!recipe.model.pretrained) return recipe;
+  Recipe found = recipe;
+  std::string& folder = *found.model.pretrained;
+  try {
+    models::require_model_folder(folder);
+    folder = context.device().is_planned()
+                 ? folder_of_plan(folder)
+                 : find_model_folder(folder, context.communicator()).string();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::checkpoint) throw;
+    throw Error(error.code(), fmt::format("{}: model.pretrained: {}",
+                                          where(recipe, "model.pretrained"), error.what()));
+  }
+  return found;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,214 @@
+// Reading and checking the keys of fine-tuning.
+#include "training/recipe/fine_tuning.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/error.h"
+#include "base/text/nearest.h"
+#include "engine/nn/name_pattern.h"
+#include "training/recipe/values.h"
+
+namespace tessera::cli {
+namespace {
+
+void check_expression(const std::string& text, const std::string& place, const std::string& key) {
+  const NamePattern pattern(text, fmt::format("{}: {}:", place, key));
+}
+
+ParameterGroupRecipe read_group(const YamlNode& node, const std::string& key) {
+  if (node.kind != YamlNode::Kind::mapping) {
+    refuse_value(node, key, "a list of groups, as {pattern: .*bias, lr: 1.0e-4}");
+  }
+  ParameterGroupRecipe group;
+  for (std::size_t i = 0; i < node.keys.size(); ++i) {
+    const std::string& name = node.keys[i].text;
+    const YamlNode& value = node.items[i];
+    const std::string full = key + "." + name;
+    if (name == "pattern") {
+      group.pattern = read_text(value, full);
+      check_expression(group.pattern, value.where, full);
+    } else if (name == "lr" || name == "weight_decay") {
+      const double number = read_number(value, full);
+      check_range(value, full, at_least(0), number);
+      (name == "lr" ? group.lr : group.weight_decay) = number;
+    } else {
+      fail(ErrorCode::configuration, "{}: unknown key {} of a parameter group{}",
+           node.keys[i].where, name, did_you_mean(name, {"pattern", "lr", "weight_decay"}));
+    }
+  }
+  TESSERA_CHECK(!group.pattern.empty(), ErrorCode::configuration,
+                "{}: {}: a group needs a pattern, which its parameters' whole names match",
+                node.where, key);
+  TESSERA_CHECK(group.lr || group.weight_decay, ErrorCode::configuration,
+                "{}: {}: the group \"{}\" has nothing of its own; give lr or weight_decay",
+                node.where, key, group.pattern);
+  return group;
+}
+
+template <class... Args>
+void check_key(bool holds, const Recipe& recipe, const std::string& key,
+               fmt::format_string<Args...> text, Args&&... args) {
+  if (holds) return;
+  fail(ErrorCode::configuration, "{}: {} {}", where(recipe, key), key,
+       fmt::format(text, std::forward<Args>(args)...));
+}
+
+void validate_groups(const Recipe& recipe) {
+  for (const ParameterGroupRecipe& group : recipe.train.parameter_groups) {
+    check_key(!group.lr || recipe.train.lr > 0, recipe, "train.parameter_groups",
+              "gives \"{}\" an lr, which follows the schedule of train.lr, and that is 0",
+              group.pattern);
+  }
+}
+
+// `example` is of a list.
+ModuleNamesRecipe read_module_names(const YamlNode& node, const std::string& key,
+                                    std::string_view example) {
+  ModuleNamesRecipe modules;
+  if (node.kind == YamlNode::Kind::sequence) {
+    modules.names = read_texts(node, key);
+    TESSERA_CHECK(!modules.names.empty(), ErrorCode::configuration,
+                  "{}: {} is an empty list; name {}", node.where, key, example);
+    return modules;
+  }
+  modules.pattern = read_text(node, key);
+  TESSERA_CHECK(!modules.pattern.empty(), ErrorCode::configuration, "{}: {} is empty", node.where,
+                key);
+  check_expression(modules.pattern, node.where, key);
+  return modules;
+}
+
+nlohmann::json write_module_names(const std::optional<ModuleNamesRecipe>& modules) {
+  if (!modules) return nullptr;
+  if (modules->pattern.empty()) return modules->names;
+  return modules->pattern;
+}
+
+std::vector<ParameterGroupRecipe> read_parameter_groups(const YamlNode& node,
+                                                        const std::string& key) {
+  if (node.kind != YamlNode::Kind::sequence) {
+    refuse_value(node, key, "a list of groups, as [{pattern: .*bias, lr: 1.0e-4}]");
+  }
+  std::vector<ParameterGroupRecipe> groups;
+  for (const YamlNode& item : node.items) groups.push_back(read_group(item, key));
+  return groups;
+}
+
+nlohmann::json write_parameter_groups(const std::vector<ParameterGroupRecipe>& groups) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const ParameterGroupRecipe& group : groups) {
+    nlohmann::json one{{"pattern", group.pattern}};
+    if (group.lr) one["lr"] = *group.lr;
+    if (group.weight_decay) one["weight_decay"] = *group.weight_decay;
+    list.push_back(std::move(one));
+  }
+  return list;
+}
+
+}  // namespace
+
+bool trains_adapters(const Recipe& recipe) {
+  return recipe.model.lora.target_modules.has_value() || recipe.model.adapter.has_value();
+}
+
+nn::LoraOptions lora_options(const Recipe& recipe) {
+  const LoraRecipe& lora = recipe.model.lora;
+  nn::LoraOptions options;
+  options.rank = lora.r.value_or(options.rank);
+  options.alpha = lora.alpha.value_or(options.alpha);
+  options.dropout = lora.dropout.value_or(options.dropout);
+  options.rslora = lora.use_rslora.value_or(options.rslora);
+  options.target_modules = lora.target_modules.value().names;
+  options.target_pattern = lora.target_modules->pattern;
+  return options;
+}
+
+void validate_fine_tuning(const Recipe& recipe) {
+  const LoraRecipe& lora = recipe.model.lora;
+  const bool some = lora.r || lora.alpha || lora.dropout || lora.use_rslora;
+  const std::string targets = "model.lora.target_modules";
+  check_key(!some || lora.target_modules, recipe, targets,
+            "is missing: the linear layers that get an adapter, as [q_proj, v_proj]; all-linear "
+            "means all but the head");
+  check_key(!recipe.model.adapter || !(some || lora.target_modules), recipe, "model.adapter",
+            "has its own adapter_config.json; leave model.lora out");
+  const nn::LoraOptions factor = lora.target_modules ? lora_options(recipe) : nn::LoraOptions();
+  check_key(factor.can_scale(), recipe, "model.lora.alpha", "is {}, too much to multiply by",
+            factor.alpha);
+  validate_groups(recipe);
+  if (!trains_adapters(recipe)) return;
+  const std::string key = recipe.model.adapter ? "model.adapter" : targets;
+  const bool keeps = recipe.checkpoint.dir.has_value() && recipe.checkpoint.every > 0;
+  check_key(recipe.model.pretrained || !(keeps || recipe.model.adapter), recipe, key,
+            "needs model.pretrained, the folder of the model under the adapter: a checkpoint has "
+            "the adapter alone");
+  check_key(!keeps || recipe.checkpoint.state_dict_type == checkpoint::StateDictType::full, recipe,
+            "checkpoint.state_dict_type",
+            "SHARDED_STATE_DICT cannot hold an adapter, which is one file; use FULL_STATE_DICT");
+  check_key(!recipe.checkpoint.export_folder, recipe, "checkpoint.export",
+            "is for whole models; tessera convert --merge writes one from a step with an adapter");
+}
+
+RecipeKey target_modules_key() {
+  RecipeKey row;
+  row.name = "model.lora.target_modules";
+  row.type = "list of names \\| text";
+  row.help =
+      "The linear layers that get an adapter, which is trained in place of the model: names or "
+      "ends of names as [q_proj, v_proj], a regular expression for whole names, or `all-linear`: "
+      "all but the head.";
+  row.optional = true;
+  row.read = [name = row.name](Recipe& recipe, const YamlNode& node) {
+    recipe.model.lora.target_modules =
+        read_module_names(node, name, "the linear layers, as [q_proj, v_proj]");
+  };
+  row.write = [](const Recipe& recipe) {
+    return write_module_names(recipe.model.lora.target_modules);
+  };
+  return row;
+}
+
+RecipeKey ignored_modules_key() {
+  RecipeKey row;
+  row.name = "sharding.ignored_modules";
+  row.type = "list of names \\| text";
+  row.fallback = "none";
+  row.help =
+      "Modules that every rank has whole and in their own dtype, with what lies below them, as "
+      "[lm_head] by their full names, or a regular expression for full names (Accelerate's "
+      "`fsdp_ignored_modules`). They are frozen: nobody sums their gradients, and ranks would "
+      "drift apart.";
+  row.optional = true;
+  row.read = [name = row.name](Recipe& recipe, const YamlNode& node) {
+    recipe.sharding.ignored_modules =
+        read_module_names(node, name, "modules, as [lm_head, transformer.h.0]");
+  };
+  row.write = [](const Recipe& recipe) {
+    return write_module_names(recipe.sharding.ignored_modules);
+  };
+  return row;
+}
+
+RecipeKey parameter_groups_key() {
+  RecipeKey row;
+  row.name = "train.parameter_groups";
+  row.type = "list of groups";
+  row.help =
+      "Parameters with settings of their own, as [{pattern: '.*lora_B.weight', lr: 1.0e-3, "
+      "weight_decay: 0}]: a regular expression for whole names, the first that matches counts; "
+      "`lr` follows the schedule of `train.lr`, `weight_decay` is for all of the group's.";
+  row.optional = true;
+  row.read = [name = row.name](Recipe& recipe, const YamlNode& node) {
+    recipe.train.parameter_groups = read_parameter_groups(node, name);
+  };
+  row.write = [](const Recipe& recipe) -> nlohmann::json {
+    if (recipe.train.parameter_groups.empty()) return nullptr;
+    return write_parameter_groups(recipe.train.parameter_groups);
+  };
+  return row;
+}
+
+}  // namespace tessera::cli

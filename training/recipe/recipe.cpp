@@ -1,0 +1,301 @@
+// From YAML and --set to a Recipe: every leaf is looked up in the table of keys, then the table
+// reads it.
+#include "training/recipe/recipe.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <iterator>
+#include <set>
+
+#include "base/error.h"
+#include "base/text/nearest.h"
+#include "base/text/small_file.h"
+#include "training/recipe/other_words.h"
+#include "training/recipe/schema.h"
+#include "training/recipe/values.h"
+
+namespace tessera::cli {
+namespace {
+
+struct Leaf {
+  std::string name;   // as it was written
+  std::string where;  // the key's place
+  YamlNode value;
+};
+
+std::string last_part(const std::string& name) {
+  return name.substr(name.rfind('.') + 1);
+}
+std::string section_of(const std::string& name) {
+  const std::size_t dot = name.rfind('.');
+  return dot == std::string::npos ? "" : name.substr(0, dot);
+}
+
+bool has_name(const RecipeKey& key, const std::string& name) {
+  return key.name == name ||
+         std::find(key.synonyms.begin(), key.synonyms.end(), name) != key.synonyms.end();
+}
+
+bool is_key(const std::string& name) {
+  const auto& keys = recipe_keys();
+  return std::any_of(keys.begin(), keys.end(),
+                     [&](const RecipeKey& key) { return has_name(key, name); });
+}
+
+bool same_key(const std::string& name, const std::string& other) {
+  const auto& keys = recipe_keys();
+  return std::any_of(keys.begin(), keys.end(), [&](const RecipeKey& key) {
+    return has_name(key, name) && has_name(key, other);
+  });
+}
+
+bool is_section(const std::string& name) {
+  const auto& keys = recipe_keys();
+  return std::any_of(keys.begin(), keys.end(),
+                     [&](const RecipeKey& key) { return key.name.starts_with(name + "."); });
+}
+
+bool takes_data_sets(const std::string& name) {
+  return name == "data.train" || name == "data.valid";
+}
+
+// For data.valid.file, where data.valid is a key.
+std::string key_above(const std::string& name) {
+  for (std::string above = section_of(name); !above.empty(); above = section_of(above)) {
+    if (!is_key(above)) continue;
+    return takes_data_sets(above)
+               ? fmt::format("; {0} is set as a whole, as in --set '{0}={{file: FILE}}'", above)
+               : fmt::format("; {} is a key with a value, not a group of keys", above);
+  }
+  return "";
+}
+
+// What other tools call it comes first; near names are sought in the same section, then a key of
+// exactly this name in another one.
+std::string suggestion(const std::string& name) {
+  if (std::string above = key_above(name); !above.empty()) return above;
+  if (std::string known = other_key(name); !known.empty()) return known;
+  const std::string section = section_of(name);
+  const std::string word = last_part(name);
+  std::set<std::string> siblings;
+  for (const RecipeKey& key : recipe_keys()) {
+    std::vector<std::string> names = key.synonyms;
+    names.push_back(key.name);
+    for (const std::string& one : names) {
+      if (section.empty()) {
+        siblings.insert(one.substr(0, one.find('.')));
+      } else if (section_of(one) == section) {
+        siblings.insert(last_part(one));
+      }
+    }
+  }
+  std::string text = did_you_mean(word, {siblings.begin(), siblings.end()});
+  if (!text.empty()) return text;
+  for (const RecipeKey& key : recipe_keys()) {
+    if (last_part(key.name) == word) return fmt::format("; did you mean {}?", key.name);
+  }
+  if (section.empty()) {
+    return fmt::format("; the sections are {}", fmt::join(siblings, ", "));
+  }
+  return is_section(section) ? "; docs/recipe.md lists the keys" : "";
+}
+
+[[noreturn]] void refuse_unknown(const std::string& place, const std::string& name) {
+  fail(ErrorCode::configuration, "{}: unknown key {}{}", place, name, suggestion(name));
+}
+
+void collect(const YamlNode& mapping, const std::string& prefix, std::vector<Leaf>& leaves) {
+  for (std::size_t i = 0; i < mapping.keys.size(); ++i) {
+    const YamlNode& key = mapping.keys[i];
+    const YamlNode& value = mapping.items[i];
+    const std::string name = prefix.empty() ? key.text : prefix + "." + key.text;
+    if (is_key(name)) {
+      leaves.push_back({name, key.where, value});
+    } else if (!is_section(name)) {
+      refuse_unknown(key.where, name);
+    } else if (value.kind == YamlNode::Kind::mapping) {
+      collect(value, name, leaves);
+    } else if (value.kind != YamlNode::Kind::null) {
+      fail(ErrorCode::configuration, "{}: {} must be a group of keys, got {}", key.where, name,
+           describe(value));
+    }
+  }
+}
+
+bool takes_free_text(const std::string& name) {
+  for (const RecipeKey& key : recipe_keys()) {
+    if (has_name(key, name)) return key.free_text;
+  }
+  return false;
+}
+
+Leaf parse_override(const std::string& text) {
+  const std::string place = "--set " + text;
+  const std::size_t equals = text.find('=');
+  TESSERA_CHECK(equals != std::string::npos && equals > 0, ErrorCode::usage,
+                "{}: must be key=value, as in --set train.steps=100", place);
+  Leaf leaf;
+  leaf.name = text.substr(0, equals);
+  leaf.where = place;
+  TESSERA_CHECK(!is_section(leaf.name) || is_key(leaf.name), ErrorCode::configuration,
+                "{}: {} is a group of keys; set them one by one, as in --set train.steps=100",
+                place, leaf.name);
+  if (!is_key(leaf.name)) refuse_unknown(place, leaf.name);
+  const std::string value = text.substr(equals + 1);
+  const bool structured = value.starts_with('[') || value.starts_with('{');
+  if (takes_free_text(leaf.name) && !(structured && takes_data_sets(leaf.name))) {
+    leaf.value.kind =
+        value.empty() || value == "null" ? YamlNode::Kind::null : YamlNode::Kind::scalar;
+    leaf.value.text = value;
+    leaf.value.where = place;
+  } else {
+    leaf.value = parse_yaml(value, place, false);
+    leaf.value.where = place;
+  }
+  return leaf;
+}
+
+// The row for a leaf: of several architectures' rows with one name, the recipe's.
+const RecipeKey& row_for(const Leaf& leaf, const Recipe& recipe) {
+  const RecipeKey* other = nullptr;
+  for (const RecipeKey& key : recipe_keys()) {
+    if (!has_name(key, leaf.name)) continue;
+    const bool any_architecture =
+        recipe.model.pretrained && !recipe.given.contains("model.architecture");
+    if (key.architecture.empty() || any_architecture ||
+        key.architecture == recipe.model.architecture)
+      return key;
+    other = &key;
+  }
+  fail(ErrorCode::configuration, "{}: {} is a key of architecture {}, and model.architecture is {}",
+       leaf.where, leaf.name, other->architecture, recipe.model.architecture);
+}
+
+// With a pretrained model the folder's config.json says what the model is; only how it is trained
+// can be changed.
+void check_pretrained(const RecipeKey& key, const Leaf& leaf, const Recipe& recipe) {
+  TESSERA_CHECK(
+      key.architecture.empty() || !recipe.model.pretrained || key.is_dropout_rate,
+      ErrorCode::configuration,
+      "{}: {} cannot be set beside model.pretrained, whose config.json has it; leave one out",
+      leaf.where, key.name);
+}
+
+void apply(const std::vector<Leaf>& leaves, bool overriding, Recipe& recipe) {
+  std::map<std::string, std::string> places;
+  // What decides about other keys is read before them.
+  for (const bool first : {true, false}) {
+    for (const Leaf& leaf : leaves) {
+      const bool decides = leaf.name == "model.architecture" || leaf.name == "model.pretrained";
+      if (decides != first) continue;
+      const RecipeKey& key = row_for(leaf, recipe);
+      const auto [earlier, inserted] = places.emplace(key.name, leaf.where);
+      TESSERA_CHECK(inserted || overriding, ErrorCode::configuration,
+                    "{}: {} is given twice under two names, first at {}; keep one", leaf.where,
+                    key.name, earlier->second);
+      YamlNode value = leaf.value;
+      value.where = leaf.where;
+      check_pretrained(key, leaf, recipe);
+      if (value.kind == YamlNode::Kind::null && key.optional) continue;  // the default stands
+      key.read(recipe, value);
+      recipe.given[key.name] = leaf.where;
+    }
+  }
+}
+
+// Applies the outer settings, or the assumed ones, which a recipe's own keys override. Notes the
+// keys of the recipe that lose.
+void apply_configuration(const OuterSettings& outer, bool assumed,
+                         const std::vector<Leaf>& overrides, const std::vector<Leaf>& recipe_leaves,
+                         Recipe& recipe) {
+  for (const OuterSetting& setting : outer.settings) {
+    const auto says = [&](const Leaf& leaf) { return same_key(leaf.name, setting.recipe_key); };
+    const bool taken_back = std::any_of(overrides.begin(), overrides.end(), [&](const Leaf& leaf) {
+      return leaf.value.kind == YamlNode::Kind::null && says(leaf);
+    });
+    if (setting.assumed != assumed || taken_back) continue;
+    const Leaf leaf{setting.recipe_key, setting.where, setting.value};
+    const RecipeKey& key = row_for(leaf, recipe);
+    const nlohmann::json before = key.write(recipe);
+    apply({leaf}, true, recipe);
+    const auto own = std::find_if(recipe_leaves.begin(), recipe_leaves.end(), says);
+    if (own == recipe_leaves.end() || key.write(recipe) == before) continue;
+    recipe.notes.push_back(fmt::format("{}: {} goes before {}: {}: {}", setting.where, setting.said,
+                                       own->where, own->name, describe(own->value)));
+  }
+  if (!assumed) {
+    recipe.notes.insert(recipe.notes.begin(), outer.notes.begin(), outer.notes.end());
+    recipe.configured_ranks = outer.processes;
+  }
+}
+
+// Whether a default would be printed that is not what counts: the pretrained folder's is.
+bool is_folders(const RecipeKey& key, const Recipe& recipe) {
+  if (!recipe.model.pretrained || recipe.given.contains(key.name)) return false;
+  if (key.name == "model.seq_len") return recipe.train.task != TaskKind::next_token;
+  return key.name == "model.architecture" || key.name == "model.dropout";
+}
+
+bool is_of_another_model(const RecipeKey& key, const Recipe& recipe) {
+  const bool any = recipe.model.pretrained && !recipe.given.contains("model.architecture");
+  return !any && !key.architecture.empty() && key.architecture != recipe.model.architecture;
+}
+
+}  // namespace
+
+Recipe parse_recipe(std::string_view text, const std::string& source,
+                    const std::vector<std::string>& overrides, const OuterSettings* outer) {
+  const YamlNode root = parse_yaml(text, source);
+  TESSERA_CHECK(root.kind != YamlNode::Kind::null, ErrorCode::configuration,
+                "{}: empty; a recipe needs at least data.train (docs/recipe.md)", source);
+  TESSERA_CHECK(root.kind == YamlNode::Kind::mapping, ErrorCode::configuration,
+                "{}: must be groups of keys (model, data, train, ...), got {}", root.where,
+                describe(root));
+  Recipe recipe;
+  recipe.source = source;
+  std::vector<Leaf> leaves;
+  collect(root, "", leaves);
+  std::vector<Leaf> settings;
+  for (const std::string& override_text : overrides)
+    settings.push_back(parse_override(override_text));
+  for (const Leaf& setting : settings) {
+    // What decides about other keys must be known before the file's keys are checked; `key=null`
+    // takes a value back.
+    const bool decides = setting.name == "model.architecture" || setting.name == "model.pretrained";
+    if (!decides && setting.value.kind != YamlNode::Kind::null) continue;
+    std::erase_if(leaves, [&](const Leaf& leaf) { return same_key(leaf.name, setting.name); });
+    if (decides) leaves.push_back(setting);
+  }
+  if (outer != nullptr) apply_configuration(*outer, true, settings, {}, recipe);
+  apply(leaves, false, recipe);
+  if (outer != nullptr) apply_configuration(*outer, false, settings, leaves, recipe);
+  apply(settings, true, recipe);
+  complete_model(recipe);
+  return recipe;
+}
+
+Recipe load_recipe(const std::filesystem::path& path, const std::vector<std::string>& overrides) {
+  return parse_recipe(read_small_file(path, "recipe"), path.string(), overrides);
+}
+
+nlohmann::json to_json(const Recipe& recipe) {
+  nlohmann::json result = nlohmann::json::object();
+  for (const RecipeKey& key : recipe_keys()) {
+    if (!key.write || is_of_another_model(key, recipe) || is_folders(key, recipe)) continue;
+    nlohmann::json value = key.write(recipe);
+    if (value.is_null() && !key.architecture.empty()) continue;
+    std::string path = "/" + key.name;
+    std::replace(path.begin(), path.end(), '.', '/');
+    result[nlohmann::json::json_pointer(path)] = std::move(value);
+  }
+  return result;
+}
+
+std::string where(const Recipe& recipe, const std::string& key) {
+  const auto found = recipe.given.find(key);
+  return found == recipe.given.end() ? recipe.source : found->second;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,267 @@
+// The recipe: what a training run is, as typed values. docs/recipe.md describes every key; the
+// table that reads them is training/recipe/schema.cpp.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/dtype.h"
+#include "checkpoint/checkpoint.h"
+#include "comm/world.h"
+#include "engine/nn/lora_options.h"
+#include "sharding/context/loss_scaler.h"
+#include "sharding/policy/options.h"
+#include "tasks/batch_order.h"
+#include "tasks/sentence_pairs.h"
+#include "tasks/table.h"
+#include "training/recipe/yaml_tree.h"
+
+namespace tessera::cli {
+
+enum class LearningRateSchedule : std::uint8_t { constant, linear, cosine };
+enum class OptimizerKind : std::uint8_t { adamw, sgd };
+enum class TaskKind : std::uint8_t { next_token, sentence_pairs };
+enum class DeviceChoice : std::uint8_t { automatic, cpu, cuda };
+using ShardingStrategy = tessera::Strategy;
+enum class AutoWrapPolicy : std::uint8_t { transformer_based, size_based, none };
+using tessera::ActivationCheckpointing;
+using tessera::BackwardPrefetch;
+using tessera::ReshardAfterForward;
+enum class MixedPrecision : std::uint8_t { no, bf16, fp16 };
+
+constexpr bool is_hybrid(ShardingStrategy strategy) {
+  return row_of(strategy).shards == ShardGroup::group;
+}
+
+// Modules, as model.lora.target_modules and sharding.ignored_modules name them.
+struct ModuleNamesRecipe {
+  std::vector<std::string> names;
+  std::string pattern;  // instead
+};
+
+// On where target_modules is given.
+struct LoraRecipe {
+  std::optional<std::int64_t> r;
+  std::optional<double> alpha;
+  std::optional<ModuleNamesRecipe> target_modules;
+  std::optional<double> dropout;
+  std::optional<bool> use_rslora;
+};
+
+struct ModelRecipe {
+  std::string architecture = "gpt2";
+  std::optional<std::string> pretrained;  // a folder that transformers or Tessera saved
+  LoraRecipe lora;
+  std::optional<std::string> adapter;  // PEFT's folder, to go on from
+  std::int64_t seq_len = 256;
+  double dropout = 0.0;
+  // Without `pretrained`: the whole configuration of the architecture under Hugging Face's
+  // config.json names, defaults filled in. With it: only what the recipe changes of the folder's
+  // config.json (the dropout rates).
+  nlohmann::json config = nlohmann::json::object();
+};
+
+// Parameters with settings of their own, by their whole names.
+struct ParameterGroupRecipe {
+  std::string pattern;
+  std::optional<double> lr;
+  std::optional<double> weight_decay;
+};
+
+using tasks::SentenceEvaluator;
+using tasks::SentenceLoss;
+
+// What a list in data.train has, or data.valid. A text stands for its file alone.
+struct DataSetRecipe {
+  std::vector<std::string> files;  // paths and patterns
+  tasks::TableFormat format = tasks::TableFormat::automatic;
+  std::vector<std::string> columns;  // empty: the first ones
+  std::optional<bool> header;
+  SentenceLoss loss = SentenceLoss::none;
+  SentenceEvaluator evaluator = SentenceEvaluator::none;
+  std::optional<double> label_scale;
+  std::vector<std::string> labels;
+  std::optional<std::int64_t> num_labels;
+  std::optional<double> scale;
+  std::string where;  // for messages
+};
+
+struct DataRecipe {
+  std::vector<DataSetRecipe> train;
+  std::vector<DataSetRecipe> valid;      // one, or none
+  std::optional<std::string> tokenizer;  // absent: the pretrained folder's, else bytes
+  std::int64_t batch_size = 8;           // see batch_size_per_rank
+  bool split_batches = false;
+  bool shuffle = true;
+  bool even_batches = false;
+  bool drop_last = false;
+  tasks::Mix mix = tasks::Mix::by_size;
+  bool group_by_length = false;
+};
+
+struct TrainRecipe {
+  TaskKind task = TaskKind::next_token;
+  std::int64_t steps = 1000;
+  OptimizerKind optimizer = OptimizerKind::adamw;
+  double lr = 3.0e-4;
+  LearningRateSchedule lr_schedule = LearningRateSchedule::cosine;
+  std::int64_t warmup_steps = 0;
+  std::optional<std::int64_t> lr_decay_steps;  // absent: steps
+  double min_lr = 0.0;
+  double weight_decay = 0.01;
+  std::array<double, 2> betas = {0.9, 0.999};
+  double eps = 1.0e-8;
+  double momentum = 0.0;
+  std::vector<ParameterGroupRecipe> parameter_groups;
+  double max_grad_norm = 1.0;  // 0: no clipping
+  std::int64_t gradient_accumulation_steps = 1;
+  bool sync_each_batch = true;
+  std::int64_t eval_every = 0;  // 0: after the last step only
+  std::int64_t eval_batches = 16;
+  std::int64_t seed = 0;
+  DeviceChoice device = DeviceChoice::automatic;
+  bool memory_check = true;
+};
+
+using tessera::Placement;
+
+struct OffloadRecipe {
+  // Absent: `host` with offload_params, else `device`.
+  std::optional<Placement> parameters, gradients, optimizer;
+  std::optional<std::string> folder;
+};
+
+struct ShardingRecipe {
+  ShardingStrategy sharding_strategy = ShardingStrategy::full_shard;
+  AutoWrapPolicy auto_wrap_policy = AutoWrapPolicy::transformer_based;
+  std::vector<std::string> transformer_layer_cls_to_wrap;  // empty: the model's own layer class
+  std::int64_t min_num_params = 100'000'000;
+  BackwardPrefetch backward_prefetch = BackwardPrefetch::pre;
+  bool forward_prefetch = true;
+  std::int64_t limit_all_gathers = 2;                        // units that are whole at a time
+  std::optional<ReshardAfterForward> reshard_after_forward;  // absent: as the strategy says
+  bool reshard_after_backward = true;
+  MixedPrecision mixed_precision = MixedPrecision::no;
+  std::optional<DType> reduce_dtype;   // absent: the dtype of mixed_precision
+  std::vector<std::string> keep_fp32;  // classes of modules
+  std::optional<ModuleNamesRecipe> ignored_modules;
+  WireFormat gather_wire = WireFormat::same;
+  WireFormat reduce_wire = WireFormat::same;
+  std::optional<double> loss_scale;  // fp16; absent: dynamic
+  double loss_scale_init = 65536;
+  double loss_scale_growth_factor = 2;
+  double loss_scale_backoff_factor = 0.5;
+  std::int64_t loss_scale_growth_interval = 2000;
+  double loss_scale_min = 1;
+  std::optional<std::int64_t> group_size;  // absent: the ranks of a host (LOCAL_WORLD_SIZE)
+  bool fixed_reduction_order = false;      // over NCCL: sum as the other backends do
+  comm::HostsBackend backend = comm::HostsBackend::automatic;
+  std::optional<std::int64_t> reduction_group;  // absent: group_size for HYBRID_*, else one tree
+  ActivationCheckpointing activation_checkpointing = ActivationCheckpointing::none;
+  std::vector<std::string> activation_checkpointing_cls;  // empty: the units
+  std::int64_t activation_checkpointing_every = 1;
+  bool activation_offload = false;
+  bool offload_params = false;
+  OffloadRecipe offload;
+};
+
+struct CheckpointRecipe {
+  std::optional<std::string> dir;  // absent: no checkpoint is written or looked for
+  std::int64_t every = 1000;       // 0: never, not at the end either
+  std::int64_t keep = 0;           // 0: all
+  std::int64_t keep_best = 0;      // by validation loss, beside the newest
+  checkpoint::StateDictType state_dict_type = checkpoint::StateDictType::full;
+  std::string resume = "auto";  // auto, never, or a path
+  DType dtype = DType::float32;
+  bool async = false;                           // training goes on while a copy is written
+  std::uint64_t max_file_size = 5'000'000'000;  // of FULL; 0: one file
+  double stall_timeout = 300;                   // seconds; 0: never
+  std::optional<std::string> export_folder;     // weights alone, at the end
+};
+
+struct LogRecipe {
+  std::optional<std::string> jsonl;
+  std::optional<std::string> memory;  // what was planned and what was measured
+  std::optional<std::string> summary;
+  std::optional<std::string> trace;
+  std::optional<std::array<std::int64_t, 2>> trace_steps;  // first and last
+  std::optional<std::string> tensorboard;                  // a folder
+  std::optional<std::string> csv;
+  std::int64_t every = 10;
+};
+
+struct Recipe {
+  ModelRecipe model;
+  DataRecipe data;
+  TrainRecipe train;
+  ShardingRecipe sharding;
+  CheckpointRecipe checkpoint;
+  LogRecipe log;
+
+  std::string source = "recipe";  // the file, for messages
+  std::map<std::string, std::string>
+      given;  // key -> where it was given ("recipe.yaml:12", "--set train.lr=1")
+  std::vector<std::string> notes;       // what reading it had to say, a line each
+  std::optional<int> configured_ranks;  // of a configuration file
+};
+
+// A key that another file sets, such as Accelerate's configuration.
+struct OuterSetting {
+  std::string recipe_key;  // "sharding.sharding_strategy"
+  YamlNode value;
+  std::string where;
+  std::string said;      // "fsdp_sharding_strategy: 1"
+  bool assumed = false;  // a default: a recipe's own key goes before it
+};
+
+struct OuterSettings {
+  std::vector<OuterSetting> settings;
+  std::optional<int> processes;    // on all nodes
+  std::vector<std::string> notes;  // for the user, one line each
+};
+
+// Reads a recipe file and applies `--set key=value` texts in their order. Throws
+// Error(configuration) with file, line and key for anything that is not a known key with a value of
+// its type and range.
+Recipe load_recipe(const std::filesystem::path& path, const std::vector<std::string>& overrides);
+// The keys of `outer`, if it is given, go before the recipe's, except those that are assumed. Keys
+// that this changes are named in the recipe's notes.
+Recipe parse_recipe(std::string_view text, const std::string& source,
+                    const std::vector<std::string>& overrides,
+                    const OuterSettings* outer = nullptr);
+
+// Whether adapters are trained in place of the model.
+bool trains_adapters(const Recipe& recipe);
+nn::LoraOptions lora_options(const Recipe& recipe);
+
+// Where the recipe wants a rank's state.
+OffloadOptions offload_options(const Recipe& recipe);
+
+// training/recipe/precision.cpp: what sharding.mixed_precision and the keys beside it mean.
+LossScaleOptions loss_scale_options(const Recipe& recipe);
+void set_precision(const Recipe& recipe, ShardingOptions& options);
+void validate_precision(const Recipe& recipe);
+
+// Checks that concern several keys, or a key and the number of ranks. Needs no engine and touches
+// no file.
+void validate(const Recipe& recipe, int world_size);
+
+// data.batch_size is a rank's, or with data.split_batches the whole world's.
+std::int64_t batch_size_per_rank(const Recipe& recipe, int world_size);
+
+// Every key with its value, by section: for checkpoints and for `tessera recipe`. parse_recipe
+// reads it back.
+nlohmann::json to_json(const Recipe& recipe);
+
+// Where a key's value came from, for messages: "recipe.yaml:12", or the file alone when the default
+// stands.
+std::string where(const Recipe& recipe, const std::string& key);
+
+}  // namespace tessera::cli

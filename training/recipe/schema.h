@@ -1,0 +1,44 @@
+// The recipe's keys as one table: name, type, range, default, meaning, and how a value gets in and
+// out of a Recipe. Adding a key is a member in training/recipe/recipe.h and a row in
+// training/recipe/schema.cpp (the architectures' own keys are their tables' in models/).
+#pragma once
+
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "models/config/config_key.h"
+#include "training/recipe/recipe.h"
+#include "training/recipe/yaml_tree.h"
+
+namespace tessera::cli {
+
+struct RecipeKey {
+  std::string name;      // "train.lr"
+  std::string type;      // for people: "whole number", "adamw | sgd"
+  std::string range;     // "at least 1", or nothing
+  std::string fallback;  // the default in words; empty: the value that a default Recipe has
+  std::string help;
+  std::string architecture;           // of the model that has the key; empty: all
+  std::vector<std::string> synonyms;  // full names
+  bool free_text = false;             // takes the text of --set as it stands
+  bool optional = false;              // `key: null` means the default
+  bool is_dropout_rate = false;       // of a model: can be set beside model.pretrained
+  std::function<void(Recipe&, const YamlNode&)> read;
+  std::function<nlohmann::json(const Recipe&)> write;
+};
+
+const std::vector<RecipeKey>& recipe_keys();
+std::vector<RecipeKey> model_config_keys();
+
+// When all keys are read: what the architecture's configuration lacks, from the recipe's other keys
+// and the architecture's defaults.
+void complete_model(Recipe& recipe);
+// Where the recipe says what of the model's configuration; the recipe must outlive it.
+models::ConfigSource config_source(const Recipe& recipe);
+
+// docs/recipe.md's tables.
+std::string recipe_reference();
+
+}  // namespace tessera::cli

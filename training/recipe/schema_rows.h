@@ -1,0 +1,278 @@
+// Makers of the table's rows: what a key reads, writes and says of itself follows from the member
+// of Recipe that it stands for.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <array>
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "base/text/byte_size.h"
+#include "training/recipe/data_sets.h"
+#include "training/recipe/schema.h"
+#include "training/recipe/values.h"
+
+namespace tessera::cli {
+
+template <class T>
+struct Unwrapped {
+  using type = T;
+  static constexpr bool optional = false;
+};
+template <class T>
+struct Unwrapped<std::optional<T>> {
+  using type = T;
+  static constexpr bool optional = true;
+};
+
+template <class T>
+constexpr std::string_view type_name() {
+  if constexpr (std::is_same_v<T, bool>) return "true \\| false";
+  if constexpr (std::is_same_v<T, std::int64_t>) return "whole number";
+  if constexpr (std::is_same_v<T, double>) return "number";
+  if constexpr (std::is_same_v<T, std::string>) return "text";
+  if constexpr (std::is_same_v<T, std::vector<std::string>>) return "list of names";
+  if constexpr (std::is_same_v<T, std::array<double, 2>>) return "two numbers";
+  if constexpr (std::is_same_v<T, std::array<std::int64_t, 2>>) return "two whole numbers";
+}
+
+template <class T>
+T read_value(const YamlNode& node, const std::string& name, const Range& range) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return read_bool(node, name);
+  } else if constexpr (std::is_same_v<T, std::int64_t>) {
+    const std::int64_t value = read_integer(node, name);
+    check_range(node, name, range, static_cast<double>(value));
+    return value;
+  } else if constexpr (std::is_same_v<T, double>) {
+    const double value = read_number(node, name);
+    check_range(node, name, range, value);
+    return value;
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    return read_text(node, name);
+  } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+    return read_texts(node, name);
+  } else {
+    T values;
+    if constexpr (std::is_same_v<T, std::array<double, 2>>) {
+      values = read_pair(node, name);
+    } else {
+      values = read_whole_pair(node, name);
+    }
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      check_range(node.items[i], name, range, static_cast<double>(values[i]));
+    }
+    return values;
+  }
+}
+
+// A key whose value is a member of Recipe; its type follows from the member's.
+template <class Access>
+RecipeKey key(std::string name, Access access, std::string help, Range range = {}) {
+  using Member = std::remove_cvref_t<decltype(access(std::declval<Recipe&>()))>;
+  using Value = typename Unwrapped<Member>::type;
+  RecipeKey row;
+  row.name = name;
+  row.type = type_name<Value>();
+  row.range = range.text();
+  row.help = std::move(help);
+  row.free_text = std::is_same_v<Value, std::string>;
+  row.optional = Unwrapped<Member>::optional;
+  row.read = [=](Recipe& recipe, const YamlNode& node) {
+    access(recipe) = read_value<Value>(node, name, range);
+  };
+  row.write = [=](const Recipe& recipe) -> nlohmann::json {
+    if constexpr (Unwrapped<Member>::optional) {
+      if (!access(recipe)) return nullptr;
+      return *access(recipe);
+    } else {
+      return access(recipe);
+    }
+  };
+  return row;
+}
+
+// A key whose value is a number of bytes, as "5GB" or 5000000000.
+template <class Access>
+RecipeKey byte_count(const std::string& name, Access access, std::string help) {
+  RecipeKey row;
+  row.name = name;
+  row.type = "bytes, as 5GB";
+  row.help = std::move(help);
+  row.free_text = true;
+  row.read = [=](Recipe& recipe, const YamlNode& node) {
+    const std::string text = node.kind == YamlNode::Kind::scalar ? node.text : std::string();
+    const auto bytes = text == "0" ? std::optional<std::uint64_t>(0) : parse_bytes(text);
+    if (!bytes) refuse_value(node, name, "a number of bytes, as 5GB or 500MiB, or 0");
+    access(recipe) = *bytes;
+  };
+  row.write = [=](const Recipe& recipe) -> nlohmann::json { return access(recipe); };
+  return row;
+}
+
+// A key whose value is one of a few names.
+template <class Access, class T>
+RecipeKey choice(std::string name, Access access, std::vector<Choice<T>> choices,
+                 std::string help) {
+  using Member = std::remove_cvref_t<decltype(access(std::declval<Recipe&>()))>;
+  RecipeKey row;
+  row.name = name;
+  for (const Choice<T>& one : choices) {
+    if (one.listed && one.available) {
+      row.type += (row.type.empty() ? "" : " \\| ") + std::string(one.name);
+    }
+  }
+  row.help = std::move(help);
+  row.optional = Unwrapped<Member>::optional;
+  row.read = [=](Recipe& recipe, const YamlNode& node) {
+    access(recipe) = read_choice(node, name, choices);
+  };
+  row.write = [=](const Recipe& recipe) -> nlohmann::json {
+    if constexpr (Unwrapped<Member>::optional) {
+      if (!access(recipe)) return nullptr;
+      return choice_name(choices, *access(recipe));
+    } else {
+      return choice_name(choices, access(recipe));
+    }
+  };
+  return row;
+}
+
+// A key that other programs' files contain and that is true here whatever it says: a recipe that
+// says otherwise is told.
+inline RecipeKey always(const std::string& name, const std::string& so) {
+  RecipeKey row;
+  row.name = name;
+  row.type = type_name<bool>();
+  row.fallback = "true";
+  row.help = fmt::format("Accelerate's key; whatever it says, {}.", so);
+  row.read = [=](Recipe& recipe, const YamlNode& node) {
+    if (read_bool(node, name)) return;
+    recipe.notes.push_back(fmt::format("{}: {}: false changes nothing: {}", node.where, name, so));
+  };
+  return row;
+}
+
+// A key whose value is data sets.
+template <class Access>
+RecipeKey data_sets(const std::string& name, Access access, std::string help) {
+  RecipeKey row;
+  row.name = name;
+  row.type = "text \\| data sets";
+  row.help = std::move(help);
+  row.free_text = true;
+  row.read = [=](Recipe& recipe, const YamlNode& node) {
+    access(recipe) = read_data_sets(node, name);
+  };
+  row.write = [=](const Recipe& recipe) -> nlohmann::json {
+    if (access(recipe).empty()) return nullptr;
+    return write_data_sets(access(recipe));
+  };
+  return row;
+}
+
+inline RecipeKey optional_value(RecipeKey row) {
+  row.optional = true;
+  return row;
+}
+
+inline bool is_truth(const YamlNode& node) {
+  const std::string word =
+      node.kind == YamlNode::Kind::scalar ? lower_case(node.text) : std::string();
+  return word == "true" || word == "yes" || word == "on" || word == "false" || word == "no" ||
+         word == "off";
+}
+
+// A number of things, or `true` for one of them and `false` for none.
+template <class Access>
+RecipeKey count_or_truth(std::string name, Access access, std::string help) {
+  RecipeKey row = key(name, access, std::move(help), at_least(0));
+  row.type = "true \\| false \\| whole number";
+  const auto read_number = row.read;
+  row.read = [=](Recipe& recipe, const YamlNode& node) {
+    if (!is_truth(node)) return read_number(recipe, node);
+    access(recipe) = read_bool(node, name) ? 1 : 0;
+  };
+  return row;
+}
+
+// Accelerate's truth, or a bound.
+template <class Access>
+RecipeKey bound_on_gathers(std::string name, Access access, std::string help) {
+  RecipeKey row = key(name, access, std::move(help), Range{1, 1024, false, false});
+  row.type = "true \\| false \\| whole number";
+  const auto read_number = row.read;
+  row.read = [=](Recipe& recipe, const YamlNode& node) {
+    if (!is_truth(node)) return read_number(recipe, node);
+    access(recipe) = ShardingRecipe{}.limit_all_gathers;
+    if (read_bool(node, name)) return;
+    recipe.notes.push_back(
+        fmt::format("{}: {}: false changes nothing: at most two gathers are in flight; a number "
+                    "sets another bound",
+                    node.where, name));
+  };
+  return row;
+}
+
+// A key of other programs' files that has nothing to act on here.
+inline RecipeKey without_object(const std::string& name, const std::string& what,
+                                const std::string& why) {
+  RecipeKey row;
+  row.name = name;
+  row.type = "-";
+  row.fallback = "-";
+  row.help = fmt::format("{}: refused, since {}.", what, why);
+  row.free_text = true;
+  row.optional = true;
+  row.read = [=](Recipe&, const YamlNode& node) {
+    fail(ErrorCode::configuration, "{}: {} has nothing to act on: {}; leave it out", node.where,
+         name, why);
+  };
+  return row;
+}
+
+// A number, or a word for none.
+template <class Access>
+RecipeKey number_or_word(const std::string& name, Access access, std::string_view word,
+                         std::string help) {
+  RecipeKey row;
+  row.name = name;
+  row.type = std::string(word) + " \\| number";
+  row.help = std::move(help);
+  row.fallback = word;
+  row.read = [=](Recipe& recipe, const YamlNode& node) {
+    access(recipe).reset();
+    if (node.kind == YamlNode::Kind::scalar && lower_case(node.text) == word) return;
+    double number = 0;
+    const char* const end = node.text.data() + node.text.size();
+    if (node.kind != YamlNode::Kind::scalar ||
+        std::from_chars(node.text.data(), end, number).ptr != end) {
+      refuse_value(node, name, fmt::format("{} or a number", word));
+    }
+    access(recipe) = read_number(node, name);
+  };
+  row.write = [=](const Recipe& recipe) -> nlohmann::json {
+    if (!access(recipe)) return std::string(word);
+    return *access(recipe);
+  };
+  return row;
+}
+
+inline RecipeKey default_is(std::string fallback, RecipeKey row) {
+  row.fallback = std::move(fallback);
+  return row;
+}
+
+inline RecipeKey also_called(std::vector<std::string> synonyms, RecipeKey row) {
+  row.synonyms = std::move(synonyms);
+  return row;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,217 @@
+// Checks between keys and against the number of ranks.
+#include <fmt/format.h>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "base/counted.h"
+#include "base/error.h"
+#include "engine/data/tokenizer.h"
+#include "models/registry/registry.h"
+#include "training/recipe/fine_tuning.h"
+#include "training/recipe/recipe.h"
+#include "training/recipe/reshard_keys.h"
+#include "training/recipe/schema.h"
+
+namespace tessera::cli {
+namespace {
+
+template <class... Args>
+void check(bool holds, const Recipe& recipe, const std::string& key,
+           fmt::format_string<Args...> text, Args&&... args) {
+  if (holds) return;
+  fail(ErrorCode::configuration, "{}: {} {}", where(recipe, key), key,
+       fmt::format(text, std::forward<Args>(args)...));
+}
+
+// The value of the key with this role in the architecture's configuration.
+std::pair<std::string, std::int64_t> configured(const Recipe& recipe, models::ConfigKey::Role role,
+                                                const models::Architecture& architecture) {
+  for (const models::ConfigKey& key : architecture.keys()) {
+    if (key.role == role) {
+      return {"model." + key.name, recipe.model.config.at(key.name).get<std::int64_t>()};
+    }
+  }
+  misuse("the architecture {} has no key of a role that all have", architecture.model_type);
+}
+
+// Keys of sentences are for their task, and that task needs them.
+void validate_data_set(const Recipe& recipe, const DataSetRecipe& set, const std::string& key) {
+  const bool training = key == "data.train";
+  const auto check_set = [&](bool holds, std::string_view text) {
+    TESSERA_CHECK(holds, ErrorCode::configuration, "{}: {}: {}", set.where, key, text);
+  };
+  if (recipe.train.task == TaskKind::next_token) {
+    check_set(set.columns.empty() && set.loss == SentenceLoss::none &&
+                  set.evaluator == SentenceEvaluator::none && set.labels.empty() &&
+                  set.format == tasks::TableFormat::automatic && !set.header && !set.num_labels &&
+                  !set.label_scale && !set.scale,
+              "a data set with columns, a loss or labels is for train.task: sentence_pairs");
+    return;
+  }
+  check_set(set.loss != SentenceLoss::none || !training,
+            "needs a loss: cosine_similarity, softmax, multiple_negatives_ranking or mse");
+  check_set(set.evaluator != SentenceEvaluator::none || training,
+            "needs an evaluator: similarity, accuracy or triplet");
+  check_set(training ? set.evaluator == SentenceEvaluator::none : set.loss == SentenceLoss::none,
+            training ? "evaluator is a key of data.valid" : "loss is a key of data.train");
+  const bool classes =
+      set.loss == SentenceLoss::softmax || set.evaluator == SentenceEvaluator::accuracy;
+  check_set(set.loss != SentenceLoss::softmax || !set.labels.empty() || set.num_labels,
+            "softmax needs labels, the names of the classes, or num_labels");
+  check_set(classes || (set.labels.empty() && !set.num_labels),
+            "labels and num_labels are for the loss softmax and the evaluator accuracy");
+  check_set(set.labels.empty() || !set.num_labels ||
+                *set.num_labels == static_cast<std::int64_t>(set.labels.size()),
+            "num_labels is not the number of labels; leave it out");
+  check_set(set.labels.empty() || set.labels.size() > 1,
+            "labels has one name; classes are two or more");
+  check_set(!set.scale || set.loss == SentenceLoss::multiple_negatives_ranking,
+            "scale is for the loss multiple_negatives_ranking");
+}
+
+void validate_data(const Recipe& recipe) {
+  check(!recipe.data.train.empty(), recipe, "data.train", "is missing: the text file to train on");
+  check(recipe.data.valid.size() <= 1, recipe, "data.valid", "is one data set, not {}",
+        recipe.data.valid.size());
+  for (const DataSetRecipe& set : recipe.data.train) validate_data_set(recipe, set, "data.train");
+  for (const DataSetRecipe& set : recipe.data.valid) validate_data_set(recipe, set, "data.valid");
+  check(!recipe.data.group_by_length || recipe.train.task == TaskKind::sentence_pairs, recipe,
+        "data.group_by_length", "is for train.task: sentence_pairs");
+}
+
+void validate_model(const Recipe& recipe) {
+  if (recipe.model.pretrained) return;
+  using Role = models::ConfigKey::Role;
+  const models::ConfigSource source = config_source(recipe);
+  const models::Architecture& architecture = models::architecture_of(recipe.model.config, source);
+  architecture.check(recipe.model.config, source);
+  const std::int64_t bytes = ByteTokenizer().vocabulary_size();
+  const auto vocabulary = configured(recipe, Role::vocabulary, architecture);
+  const bool reads_bytes = recipe.data.tokenizer.value_or("bytes") == "bytes";
+  check(!reads_bytes || vocabulary.second >= bytes, recipe, vocabulary.first,
+        "{} is less than the {} tokens of data.tokenizer: bytes", vocabulary.second, bytes);
+  const bool encodes = architecture.kind == models::ModelKind::text_encoder;
+  const bool pairs = recipe.train.task == TaskKind::sentence_pairs;
+  check(encodes == pairs, recipe, "model.architecture", "{} {}", recipe.model.architecture,
+        pairs ? "predicts the next token; train.task: sentence_pairs needs an encoder: bert, mpnet"
+              : "is an encoder; set train.task: sentence_pairs");
+  const auto positions = configured(recipe, Role::positions, architecture);
+  check(recipe.model.seq_len <= positions.second, recipe, "model.seq_len",
+        "{} is more than the {} of {}", recipe.model.seq_len, positions.second, positions.first);
+}
+
+void validate_train(const Recipe& recipe) {
+  const TrainRecipe& train = recipe.train;
+  check(train.min_lr <= train.lr, recipe, "train.min_lr", "{} is above train.lr {}", train.min_lr,
+        train.lr);
+  check(train.optimizer == OptimizerKind::sgd || train.momentum == 0, recipe, "train.momentum",
+        "is SGD's; leave it out or set train.optimizer: sgd");
+}
+
+void check_divides(const Recipe& recipe, const std::string& key, std::int64_t group,
+                   int world_size) {
+  check(world_size % group == 0, recipe, key,
+        "{0} does not divide the {1} rank{2} of the world; start a multiple of {0} ranks (tessera "
+        "launch --nproc-per-node {3}), or set a divisor of {1}",
+        group, world_size, world_size == 1 ? "" : "s", (world_size / group + 1) * group);
+}
+
+void validate_sharding(const Recipe& recipe, int world_size) {
+  const ShardingRecipe& sharding = recipe.sharding;
+  if (is_hybrid(sharding.sharding_strategy) && sharding.group_size) {
+    check_divides(recipe, "sharding.group_size", *sharding.group_size, world_size);
+  }
+  if (sharding.reduction_group) {
+    check_divides(recipe, "sharding.reduction_group", *sharding.reduction_group, world_size);
+  }
+  check(sharding.transformer_layer_cls_to_wrap.empty() ||
+            sharding.auto_wrap_policy == AutoWrapPolicy::transformer_based,
+        recipe, "sharding.transformer_layer_cls_to_wrap",
+        "belongs to auto_wrap_policy: TRANSFORMER_BASED_WRAP");
+}
+
+void validate_recomputation(const Recipe& recipe) {
+  const ShardingRecipe& sharding = recipe.sharding;
+  const bool on = sharding.activation_checkpointing != ActivationCheckpointing::none;
+  const bool classes = !sharding.activation_checkpointing_cls.empty();
+  const auto needs_it = [&](bool given, const std::string& key) {
+    check(on || !given, recipe, key, "needs sharding.activation_checkpointing: true or selective");
+  };
+  needs_it(classes, "sharding.activation_checkpointing_cls");
+  needs_it(sharding.activation_checkpointing_every != 1, "sharding.activation_checkpointing_every");
+  needs_it(sharding.activation_offload, "sharding.activation_offload");
+  check(!on || classes || sharding.auto_wrap_policy != AutoWrapPolicy::none, recipe,
+        "sharding.activation_checkpointing",
+        "works a unit at a time, and auto_wrap_policy: NO_WRAP makes none but the root; name "
+        "classes in sharding.activation_checkpointing_cls");
+}
+
+void validate_offload(const Recipe& recipe) {
+  const OffloadRecipe& offload = recipe.sharding.offload;
+  const bool files = offload_options(recipe).uses_files();
+  check(!files || offload.folder, recipe, "sharding.offload.folder",
+        "is missing: the folder, on a disk, for what sharding.offload has in a file");
+  check(!offload.folder || files, recipe, "sharding.offload.folder",
+        "needs file as one of sharding.offload.parameters, gradients, optimizer");
+  check(!offload.folder || !offload.folder->empty(), recipe, "sharding.offload.folder", "is empty");
+}
+
+void validate_log(const Recipe& recipe) {
+  const LogRecipe& log = recipe.log;
+  if (!log.trace_steps) return;
+  const auto [first, last] = *log.trace_steps;
+  check(log.trace.has_value(), recipe, "log.trace_steps", "needs log.trace, the file for them");
+  check(first <= last, recipe, "log.trace_steps", "is the first and the last step, got [{}, {}]",
+        first, last);
+  check(last <= recipe.train.steps, recipe, "log.trace_steps",
+        "[{}, {}] goes beyond the {} of train.steps", first, last,
+        counted(recipe.train.steps, "step"));
+}
+
+}  // namespace
+
+OffloadOptions offload_options(const Recipe& recipe) {
+  const OffloadRecipe& offload = recipe.sharding.offload;
+  const Placement otherwise = recipe.sharding.offload_params ? Placement::host : Placement::device;
+  OffloadOptions options;
+  options.parameters = offload.parameters.value_or(otherwise);
+  options.gradients = offload.gradients.value_or(otherwise);
+  options.optimizer = offload.optimizer.value_or(otherwise);
+  options.folder = offload.folder.value_or("");
+  return options;
+}
+
+void validate(const Recipe& recipe, int world_size) {
+  TESSERA_REQUIRE(world_size > 0, "validate() needs a world of at least one rank, got {}",
+                  world_size);
+  validate_data(recipe);
+  validate_model(recipe);
+  validate_train(recipe);
+  validate_sharding(recipe, world_size);
+  validate_schedule(recipe, world_size);
+  validate_precision(recipe);
+  validate_recomputation(recipe);
+  validate_offload(recipe);
+  validate_log(recipe);
+  validate_fine_tuning(recipe);
+  check(!recipe.data.split_batches || recipe.data.batch_size % world_size == 0, recipe,
+        "data.batch_size", "{} cannot be split over {} (data.split_batches: true)",
+        recipe.data.batch_size, counted(world_size, "rank"));
+  const bool wants_checkpoints =
+      recipe.given.contains("checkpoint.every") && recipe.checkpoint.every > 0;
+  check(recipe.checkpoint.dir || !wants_checkpoints, recipe, "checkpoint.every",
+        "needs checkpoint.dir, the folder to save into");
+  check(!recipe.checkpoint.async || (recipe.checkpoint.dir && recipe.checkpoint.every > 0), recipe,
+        "checkpoint.async", "needs checkpoint.dir and checkpoint.every");
+  check(!recipe.checkpoint.export_folder || !recipe.checkpoint.export_folder->empty(), recipe,
+        "checkpoint.export", "is empty");
+  check(recipe.checkpoint.keep_best == 0 || !recipe.data.valid.empty(), recipe,
+        "checkpoint.keep_best",
+        "needs data.valid, the text whose loss says which checkpoint is best");
+}
+
+std::int64_t batch_size_per_rank(const Recipe& recipe, int world_size) {
+  return recipe.data.split_batches ? recipe.data.batch_size / world_size : recipe.data.batch_size;
+}
+
+}  // namespace tessera::cli

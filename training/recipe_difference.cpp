@@ -1,0 +1,185 @@
+// Comparing two recipes key by key.
+#include "training/recipe_difference.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <string_view>
+
+#include "base/error.h"
+#include "checkpoint/io/failure.h"
+#include "checkpoint/io/file.h"
+#include "checkpoint/load/hugging_face.h"
+#include "checkpoint/steps/lineage.h"
+#include "checkpoint/steps/manifest.h"
+#include "engine/nn/lora_options.h"
+#include "models/registry/registry.h"
+#include "models/sentence_encoder/sentence_encoder.h"
+
+namespace tessera::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+std::string text_of_value(const Json& value) {
+  if (value.is_null()) return "none";
+  return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
+// "train.optimizer" or "rope_scaling.factor" of nested objects; null where there is none.
+Json value_at(const Json& object, const std::string& key) {
+  std::string path = "/" + key;
+  std::replace(path.begin(), path.end(), '.', '/');
+  const Json::json_pointer pointer(path);
+  return object.is_object() && object.contains(pointer) ? object.at(pointer) : Json();
+}
+
+constexpr std::uint64_t small_json_limit = std::uint64_t{16} << 20;
+
+// What is damaged is found, and said, by the checksums when the step is loaded.
+nlohmann::json read_json_or_null(const std::filesystem::path& path) {
+  if (!checkpoint::path_exists(path)) return nullptr;
+  const std::string text = checkpoint::read_file(path, small_json_limit);
+  nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
+  if (!json.is_object()) return nullptr;
+  return json;
+}
+
+bool step_has_pooler(const std::filesystem::path& step) {
+  const checkpoint::Manifest manifest = checkpoint::read_manifest(step);
+  if (manifest.type == checkpoint::StateDictType::full) {
+    return checkpoint::open_hugging_face(step).tensors.contains(models::pooler_weight);
+  }
+  const auto& tensors = manifest.model.tensors;
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](const auto& tensor) { return tensor.name == models::pooler_weight; });
+}
+
+// A step's folder itself, the one saved last of a folder of steps, or nothing.
+std::filesystem::path newest_step(const std::filesystem::path& path) {
+  if (!checkpoint::path_exists(path)) return {};
+  if (checkpoint::path_exists(path / "manifest.json")) return path;
+  const checkpoint::StepListing listing = checkpoint::list_committed(path);
+  return listing.steps.empty() ? std::filesystem::path() : listing.steps.front().path;
+}
+
+class Comparison {
+ public:
+  void compare(const std::string& key, const Json& saved, const Json& own) {
+    if (saved != own) differences.push_back({key, text_of_value(saved), text_of_value(own)});
+  }
+  std::vector<RecipeDifference> differences;
+};
+
+void compare_models(const SavedRecipe& saved, const Recipe& recipe, const Json& config,
+                    Comparison& comparison) {
+  const Json type = value_at(saved.config, "model_type");
+  if (!type.is_string()) return;
+  comparison.compare("model.architecture", type, value_at(config, "model_type"));
+  if (!comparison.differences.empty()) return;
+  for (const models::ConfigKey& key : models::architecture_of(config, "config.json").keys()) {
+    if (key.role == models::ConfigKey::Role::dropout || key.name == "initializer_range") continue;
+    const Json there = value_at(saved.config, key.name);
+    const Json here = value_at(config, key.name);
+    if (there.is_null() || here.is_null()) continue;  // stands for what follows from other keys
+    std::string name = "model." + key.name;
+    // Who has not given the length has given what it follows.
+    const bool follows = !recipe.given.contains(name) && !recipe.model.pretrained;
+    if (follows && key.role == models::ConfigKey::Role::positions) name = "model.seq_len";
+    comparison.compare(name, there, here);
+  }
+}
+
+void compare_adapters(const SavedRecipe& saved, const Recipe& recipe, const Json& own,
+                      Comparison& comparison) {
+  const auto adapts = [](const Json& json) {
+    return !value_at(json, "model.lora.target_modules").is_null();
+  };
+  const auto of_folder = [](const Json& json) {
+    return !value_at(json, "model.adapter").is_null();
+  };
+  // What an adapter's folder says stands in no recipe.
+  if (of_folder(saved.recipe) || recipe.model.adapter) return;
+  const std::string targets = "model.lora.target_modules";
+  comparison.compare(targets, value_at(saved.recipe, targets), value_at(own, targets));
+  if (!adapts(saved.recipe) || !adapts(own)) return;
+  const nn::LoraOptions defaults;
+  const std::pair<std::string, Json> keys[] = {{"model.lora.r", defaults.rank},
+                                               {"model.lora.alpha", defaults.alpha},
+                                               {"model.lora.use_rslora", defaults.rslora}};
+  for (const auto& [key, fallback] : keys) {
+    const auto or_default = [&key = key, &fallback = fallback](const Json& json) {
+      const Json value = value_at(json, key);
+      return value.is_null() ? fallback : value;
+    };
+    comparison.compare(key, or_default(saved.recipe), or_default(own));
+  }
+}
+
+void compare_optimizers(const SavedRecipe& saved, const Json& own, Comparison& comparison) {
+  for (const char* key : {"train.task", "train.optimizer"}) {
+    const Json there = value_at(saved.recipe, key);
+    if (!there.is_null()) comparison.compare(key, there, value_at(own, key));
+  }
+  if (value_at(own, "train.optimizer") != "sgd") return;
+  // Another momentum is another rate; none has no state.
+  const Json there = value_at(saved.recipe, "train.momentum");
+  const Json here = value_at(own, "train.momentum");
+  if (there.is_number() && here.is_number() && (there == 0) != (here == 0)) {
+    comparison.compare("train.momentum", there, here);
+  }
+}
+
+}  // namespace
+
+std::string describe_step(const std::string& path, bool with_pooler) {
+  try {
+    const std::filesystem::path step = newest_step(path);
+    if (step.empty()) return {};
+    const nlohmann::json read{{"step", step.string()},
+                              {"pooler", with_pooler && step_has_pooler(step)},
+                              {"recipe", read_json_or_null(step / "recipe.json")},
+                              {"config", read_json_or_null(step / "config.json")}};
+    return read.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  } catch (const Error& error) {
+    if (!checkpoint::is_damage(error)) throw;
+    return {};
+  }
+}
+
+SavedRecipe parse_step_description(const std::string& description) {
+  const Json read = Json::parse(description);
+  return {read.at("recipe"), read.at("config"), read.at("step").get<std::string>(),
+          read.at("pooler").get<bool>()};
+}
+
+std::vector<RecipeDifference> decisive_differences(const SavedRecipe& saved, const Recipe& recipe,
+                                                   const Json& config) {
+  Comparison comparison;
+  compare_models(saved, recipe, config, comparison);
+  if (!saved.recipe.is_object()) return comparison.differences;
+  const Json own = to_json(recipe);
+  compare_adapters(saved, recipe, own, comparison);
+  compare_optimizers(saved, own, comparison);
+  return comparison.differences;
+}
+
+void require_same_training(const std::vector<RecipeDifference>& differences,
+                           const std::string& step) {
+  if (differences.empty()) return;
+  std::vector<std::string> there, here;
+  for (const RecipeDifference& difference : differences) {
+    there.push_back(fmt::format("{} {}", difference.key, difference.saved));
+    here.push_back(fmt::format("{} {}", difference.key, difference.own));
+  }
+  fail(
+      ErrorCode::configuration,
+      "{} was trained with {}, and this run has {}; set what it was trained with, or begin anew in "
+      "another checkpoint.dir",
+      step, fmt::join(there, ", "), fmt::join(here, ", "));
+}
+
+}  // namespace tessera::cli
