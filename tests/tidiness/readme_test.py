@@ -7,15 +7,16 @@ import pathlib
 import re
 import sys
 
+from rooms import FLOORS
+
 SHOW_CODE = ("README.md", "docs/cpp-api.md")
 QUOTES_MESSAGES = "docs/troubleshooting.md"
-SPEAKERS = ("checkpoint", "cli", "engine", "kernels", "models", "sharding", "tasks", "tokenizers")
 
 
 def unsaid(root):
     """Messages in the first column of the tables that no source has; "..." stands for what differs."""
     sources = []
-    for floor in SPEAKERS:
+    for floor in FLOORS:
         for path in sorted((root / floor).rglob("*.cpp")):
             sources.append(re.sub(r'"\s*"', "", path.read_text(encoding="utf-8")))
     said = "\n".join(sources)
@@ -48,7 +49,7 @@ def main():
             if not any(block in example for example in examples):
                 faults.append(f"{name}: this block is in no program of examples/ word by word:\n{block}")
         prose = re.sub(r"```.*?```", "", text, flags=re.S)
-        faults += [f"{name}: this is no row of a table: {row}" for row in rows_without_table(prose)]
+        faults += [f"{name}: this is not a row of a table: {row}" for row in rows_without_table(prose)]
         for target in re.findall(r"\]\(([^)#]+)\)", prose):
             if "://" not in target and not (document.parent / target).exists():
                 faults.append(f"{name}: links to {target}, which is not there")
