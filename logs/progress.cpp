@@ -20,7 +20,7 @@ namespace {
 
 constexpr auto redraw_interval = std::chrono::milliseconds(100);
 
-std::string duration_text(double seconds) {
+std::string clock_text(double seconds) {
   const auto total = static_cast<std::int64_t>(std::llround(seconds));
   if (total >= 3600)
     return fmt::format("{}:{:02}:{:02}", total / 3600, total / 60 % 60, total % 60);
@@ -63,10 +63,10 @@ Progress::~Progress() {
 
 std::string Progress::line(const StepMetrics& metrics) const {
   const double left = smooth_step_s_ * static_cast<double>(options_.steps - metrics.step);
-  return fmt::format(
-      "step {}/{}  loss {:.4f}  norm {:.3g}  lr {:.3g}  {} tokens/s  {}  {} left", metrics.step,
-      options_.steps, metrics.loss, metrics.grad_norm, metrics.lr, count_text(metrics.tokens_per_s),
-      bytes_text(static_cast<std::uint64_t>(metrics.peak_bytes)), duration_text(left));
+  return fmt::format("step {}/{}  loss {:.4f}  norm {:.3g}  lr {:.3g}  {} tokens/s  {}  {} left",
+                     metrics.step, options_.steps, metrics.loss, metrics.grad_norm, metrics.lr,
+                     count_text(metrics.tokens_per_s),
+                     bytes_text(static_cast<std::uint64_t>(metrics.peak_bytes)), clock_text(left));
 }
 
 void Progress::step(const StepMetrics& metrics) {

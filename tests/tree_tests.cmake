@@ -14,7 +14,18 @@ add_test(NAME tidiness/public_headers
                  ${CMAKE_COMMAND} ${PROJECT_SOURCE_DIR}/cmake/write_public_headers.cmake)
 add_test(NAME tidiness/tidy_together
          COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/tidiness/tidy_together_test.py)
-set_tests_properties(tidiness/tree tidiness/checker tidiness/summary tidiness/documents tidiness/setup
+# The objects of each floor, from the ground up.
+set(tessera_floor_lines "")
+foreach(floor IN LISTS tessera_floors tessera_program_floors)
+  string(APPEND tessera_floor_lines "${floor} $<JOIN:$<TARGET_OBJECTS:tessera_${floor}>, >\n")
+endforeach()
+file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/floor_objects.txt CONTENT "${tessera_floor_lines}")
+add_test(NAME tidiness/link_order
+         COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/tidiness/link_order.py
+                 ${CMAKE_BINARY_DIR}/floor_objects.txt)
+add_test(NAME tidiness/link_order_checker
+         COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/tidiness/link_order_test.py ${CMAKE_CXX_COMPILER})
+set_tests_properties(tidiness/tree tidiness/checker tidiness/link_order tidiness/link_order_checker tidiness/summary tidiness/documents tidiness/setup
                      tidiness/public_headers tidiness/tidy_together PROPERTIES
                      LABELS "tidiness;quick" TIMEOUT 60)
 if(NOT TARGET tessera_program)

@@ -21,31 +21,17 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/state/scalars_json.h"
 #include "comm/world.h"
+#include "tests/support/errors.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera::checkpoint::testing {
 
 namespace fs = std::filesystem;
 
-class TemporaryFolder {
+// In memory: the sweeps make thousands of files.
+class TemporaryFolder : public tessera::testing::TemporaryFolder {
  public:
-  TemporaryFolder() {
-    // In memory where there is such a place: the sweeps make thousands of files.
-    const bool in_memory = ::access("/dev/shm", W_OK) == 0 && std::getenv("TMPDIR") == nullptr;
-    const fs::path base = in_memory ? fs::path("/dev/shm") : fs::temp_directory_path();
-    std::string name = (base / "tessera-checkpoint-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-    path_ = name;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  [[nodiscard]] const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
+  TemporaryFolder() : tessera::testing::TemporaryFolder(Place::in_memory) {}
 };
 
 inline std::string read_all(const fs::path& path) {
@@ -57,17 +43,10 @@ inline void write_all(const fs::path& path, const std::string& contents) {
   std::ofstream(path, std::ios::binary | std::ios::trunc) << contents;
 }
 
-// Runs `body` and returns the text of the Error that it must throw.
+// The message of the Error that `body` must throw.
 inline std::string error_of(const std::function<void()>& body,
                             ErrorCode code = ErrorCode::checkpoint) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "no Error was thrown";
-  return {};
+  return tessera::testing::error_of(body, code);
 }
 
 inline ::testing::AssertionResult has(const std::string& text, const std::string& part) {

@@ -12,21 +12,13 @@
 #include "engine/ops.h"
 #include "engine/optim/optimizer.h"
 #include "engine/recompute.h"
+#include "support/errors.h"
 #include "support/gradient_check.h"
 
 namespace tessera {
 namespace {
 
 using testing::leaf;
-
-std::string refusal(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const std::logic_error& error) {
-    return error.what();
-  }
-  return "nothing was refused";
-}
 
 struct TwoLayers : nn::Module {
   TwoLayers()
@@ -51,7 +43,7 @@ TEST(ChangedValues, AnOptimizersStepBeforeBackwardIsRefused) {
   sum(net.forward(input())).backward();
   const Tensor stale = sum(net.forward(input()));
   optimizer.step();
-  const std::string message = refusal([&] { stale.backward(); });
+  const std::string message = testing::misuse_of([&] { stale.backward(); });
   EXPECT_EQ(message.find("linear: a parameter of float32 and shape [1, 3], which its backward "
                          "reads, has been written since the forward"),
             0u)
@@ -75,7 +67,7 @@ TEST(ChangedValues, CopyFromIsSeenThroughEveryView) {
     } else {
       view.copy_from(Tensor::full(view.shape(), 1, float64));
     }
-    EXPECT_EQ(refusal([&] { loss.backward(); }).find("multiply: a "), 0u) << which;
+    EXPECT_EQ(testing::misuse_of([&] { loss.backward(); }).find("multiply: a "), 0u) << which;
   }
 }
 
@@ -129,12 +121,12 @@ TEST(ChangedValues, EveryOpThatReadsItsInputsLooks) {
     Tensor x = leaf({2, 2}, 1, 0.5, 1.5);
     const Tensor loss = sum(op(x));
     x.copy_from(Tensor::full({2, 2}, 2, float64));
-    EXPECT_EQ(refusal([&] { loss.backward(); }).find(name + ": a "), 0u) << name;
+    EXPECT_EQ(testing::misuse_of([&] { loss.backward(); }).find(name + ": a "), 0u) << name;
   }
   Tensor qkv = leaf({1, 2, 6}, 1);
   const Tensor loss = sum(packed_attention(qkv, {}));
   qkv.copy_from(Tensor::zeros({1, 2, 6}, float64));
-  EXPECT_EQ(refusal([&] { loss.backward(); }).find("packed_attention: a parameter"), 0u);
+  EXPECT_EQ(testing::misuse_of([&] { loss.backward(); }).find("packed_attention: a parameter"), 0u);
 }
 
 TEST(ChangedValues, ARecomputedFunctionFindsItsParametersAsTheyWere) {
@@ -145,7 +137,7 @@ TEST(ChangedValues, ARecomputedFunctionFindsItsParametersAsTheyWere) {
   const Tensor x = input().detach().set_requires_grad(true);
   const Tensor stale = sum(net.first(x));
   optimizer.step();
-  const std::string message = refusal([&] { stale.backward(); });
+  const std::string message = testing::misuse_of([&] { stale.backward(); });
   EXPECT_EQ(message.find("linear: a parameter of shape [3, 3], which a recomputed function reads"),
             0u)
       << message;
@@ -199,7 +191,7 @@ TEST(ChangedValues, AGanIsNotRefused) {
   const Tensor old = sum(discriminator.forward(fake));
   sum(discriminator.forward(fake.detach())).backward();
   of_discriminator.step();
-  EXPECT_NE(refusal([&] { old.backward(); }).find("has been written since the forward"),
+  EXPECT_NE(testing::misuse_of([&] { old.backward(); }).find("has been written since the forward"),
             std::string::npos);
 }
 
@@ -209,7 +201,7 @@ TEST(ChangedValues, VersionsAreSharedByThoseWhoSaySo) {
   copy.share_version(master);
   const Tensor loss = sum(square(copy));
   master.copy_from(Tensor::full({4}, 1));
-  EXPECT_EQ(refusal([&] { loss.backward(); }).find("square: a parameter"), 0u);
+  EXPECT_EQ(testing::misuse_of([&] { loss.backward(); }).find("square: a parameter"), 0u);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // The JSONL file and the progress line.
 #include "logs/metrics.h"
+#include "base/host_memory.h"
 
 #include <gtest/gtest.h>
 

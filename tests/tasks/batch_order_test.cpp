@@ -5,6 +5,7 @@
 
 #include <map>
 
+#include "tests/support/errors.h"
 #include "tests/tasks/data_testing.h"
 
 namespace tessera::tasks {
@@ -49,7 +50,7 @@ TEST(BatchOrder, DropLastLeavesOutWhatIsNoBatch) {
   const BatchOrder order({.samples = {5}, .drop_last = true});
   DataPosition position = order.begin();
   EXPECT_EQ(numbers(order, position, 4, 2), (Numbers{0, 1, 2, 3, 5, 6, 7, 8}));
-  EXPECT_NE(message_of([&] { (void)order.at(position, 6); }, ErrorCode::data), "");
+  EXPECT_NE(testing::error_of([&] { (void)order.at(position, 6); }, ErrorCode::data), "");
 }
 
 TEST(BatchOrder, RanksShareWhatOneRankSees) {

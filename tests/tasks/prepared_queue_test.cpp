@@ -6,6 +6,7 @@
 #include <atomic>
 #include <thread>
 
+#include "tests/support/errors.h"
 #include "tests/tasks/data_testing.h"
 
 namespace tessera::tasks {
@@ -92,7 +93,8 @@ TEST(PreparedQueue, ThrowsWhatPreparingThrewWhereItsBatchIsTaken) {
   PreparedQueue queue(task, order, {.rank = 0, .world_size = 1, .batch_size = 2}, order.begin());
   EXPECT_EQ(taken(queue), (std::vector<std::int64_t>{0, 1}));
   EXPECT_EQ(taken(queue), (std::vector<std::int64_t>{2, 3}));
-  EXPECT_EQ(message_of([&] { (void)queue.take(); }, ErrorCode::data), "sample 5 is unreadable");
+  EXPECT_EQ(testing::error_of([&] { (void)queue.take(); }, ErrorCode::data),
+            "sample 5 is unreadable");
 }
 
 }  // namespace

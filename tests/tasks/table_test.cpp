@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "tasks/table_rows.h"
+#include "tests/support/errors.h"
 #include "tests/tasks/data_testing.h"
 
 namespace tessera::tasks {
@@ -26,8 +27,8 @@ class TableFile : public DataFolder {
   [[nodiscard]] std::string refusal(const std::string& name, const std::string& content,
                                     const TableOptions& options,
                                     const Table::Check& check = {}) const {
-    std::string text =
-        message_of([&] { (void)Table({write(name, content)}, options, check); }, ErrorCode::data);
+    std::string text = testing::error_of(
+        [&] { (void)Table({write(name, content)}, options, check); }, ErrorCode::data);
     const std::string folder = path("");
     for (std::size_t at = text.find(folder); at != std::string::npos; at = text.find(folder)) {
       text.erase(at, folder.size());
@@ -99,7 +100,7 @@ TEST(Table, SeveralFilesFollowEachOther) {
   EXPECT_EQ(table.bytes(1), 4);
   EXPECT_NE(table.fingerprint(), Table(b, {.columns = {"1"}}).fingerprint());
   EXPECT_NE(Table(b, {.columns = {"2"}}).fingerprint(), Table(b, {.columns = {"1"}}).fingerprint());
-  (void)message_of([&] { (void)expand_files({file.path("none*")}); }, ErrorCode::data);
+  (void)testing::error_of([&] { (void)expand_files({file.path("none*")}); }, ErrorCode::data);
 }
 
 TEST(Table, WhatIsWrongIsSaidWithFileAndLine) {
@@ -134,7 +135,7 @@ TEST(Table, AFileThatBecameShorterIsAnError) {
   const Table table({file.write("a.tsv", "1\t2\n3\t4\n")}, {.columns = {"1"}});
   std::filesystem::resize_file(file.path("a.tsv"), 5);
   EXPECT_EQ(table.read(0), std::vector<std::string>{"1"});
-  (void)message_of([&] { (void)table.read(1); }, ErrorCode::data);
+  (void)testing::error_of([&] { (void)table.read(1); }, ErrorCode::data);
 }
 
 TEST(Table, Utf8IsWhatRfc3629Says) {

@@ -89,12 +89,12 @@ TEST(Zip, ChecksumsAreThoseOfEverybody) {
 
 // Changes a number of the archive's directory: `at` bytes into the record of `name`.
 std::string changed(std::string archive, const std::string& name, std::size_t at,
-                    std::uint32_t value, std::size_t width) {
+                    std::uint32_t value, std::size_t bytes) {
   const std::size_t found = archive.rfind(name);  // the directory comes last
   EXPECT_NE(found, std::string::npos);
   const std::size_t record = found - 46;
   EXPECT_EQ(archive.substr(record, 4), "PK\x01\x02");
-  std::memcpy(archive.data() + record + at, &value, width);
+  std::memcpy(archive.data() + record + at, &value, bytes);
   return archive;
 }
 
@@ -132,8 +132,8 @@ TEST(Zip, RefusesNamesThatLeadSomewhere) {
 TEST(Zip, ReadsZip64) {
   const std::string data(300, 'q');
   const std::string plain = written({{"a/data/0", data}});
-  const auto put = [](std::string& out, std::uint64_t value, int width) {
-    for (int i = 0; i < width; ++i) out += static_cast<char>(value >> (8 * i));
+  const auto put = [](std::string& out, std::uint64_t value, int bytes) {
+    for (int i = 0; i < bytes; ++i) out += static_cast<char>(value >> (8 * i));
   };
   const std::size_t central = plain.rfind("PK\x01\x02");
   std::string record = plain.substr(central, 46 + 8);

@@ -20,6 +20,8 @@
 namespace tessera::checkpoint {
 namespace {
 
+namespace fs = std::filesystem;
+
 // What each of two ranks says of a work that fails on rank 1: its kind and its text.
 std::vector<std::string> failures_of(const std::function<void()>& throws) {
   std::vector<std::string> seen(2);

@@ -16,14 +16,14 @@ namespace {
 
 using namespace testing;
 
-constexpr int world = 2;
+constexpr int two_ranks = 2;
 constexpr std::int64_t tensors = 7;
 constexpr std::int64_t elements = 600'001;  // 2.3 MiB, of which a rank has half
 
 // A rank's halves of the tensors, tensor by tensor a number of its own.
 struct Halves {
   explicit Halves(int rank, bool filled) {
-    const std::int64_t part = (elements + world - 1) / world;
+    const std::int64_t part = (elements + two_ranks - 1) / two_ranks;
     const std::int64_t first = part * rank;
     const std::int64_t count = std::min(part, elements - first);
     memory.assign(static_cast<std::size_t>(count * tensors), -1.0f);
@@ -68,7 +68,7 @@ class StraightReads : public ::testing::TestWithParam<StateDictType> {};
 
 TEST_P(StraightReads, EachByteOnceAndWhereItBelongs) {
   const TemporaryFolder folder;
-  comm::run_local(world, [&](const auto& communicator) {
+  comm::run_local(two_ranks, [&](const auto& communicator) {
     const Halves saved(communicator->rank(), true);
     save(*communicator, folder.path(), 1, saved.state, {.type = GetParam()});
     Halves loaded(communicator->rank(), false);
@@ -88,7 +88,7 @@ TEST_P(StraightReads, EachByteOnceAndWhereItBelongs) {
 
 TEST_P(StraightReads, ADamagedByteIsFoundInAnyTensor) {
   const TemporaryFolder folder;
-  comm::run_local(world, [&](const auto& communicator) {
+  comm::run_local(two_ranks, [&](const auto& communicator) {
     const Halves saved(communicator->rank(), true);
     save(*communicator, folder.path(), 1, saved.state, {.type = GetParam()});
   });
@@ -102,7 +102,7 @@ TEST_P(StraightReads, ADamagedByteIsFoundInAnyTensor) {
     bad[at] = static_cast<char>(bad[at] ^ 1);
     write_all(file, bad);
     const std::string text = error_of([&] {
-      comm::run_local(world, [&](const auto& communicator) {
+      comm::run_local(two_ranks, [&](const auto& communicator) {
         Halves loaded(communicator->rank(), false);
         load(*communicator, step, loaded.state);
       });

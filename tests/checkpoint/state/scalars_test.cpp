@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "checkpoint/state/scalars_json.h"
+#include "support/errors.h"
 #include "support/expect_parts.h"
 
 namespace tessera {
@@ -18,15 +19,8 @@ namespace {
 
 using testing::expect_parts;
 
-std::string refusal(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::checkpoint);
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
+std::string refusal(const std::function<void()>& call) {
+  return testing::error_of(call, ErrorCode::checkpoint);
 }
 
 TEST(Scalars, EveryTypeComesBack) {

@@ -33,7 +33,7 @@ std::vector<Hosts> shapes() {
   if (thread_sanitizer) return {{2, 2}, {3, 1, 2}};
   return {{1, 1}, {2, 2}, {3, 3}, {2, 2, 2}, {1, 1, 1, 1}, {1, 2}, {3, 1, 2}};
 }
-constexpr std::int64_t large = thread_sanitizer ? 100'001 : 1'200'001;
+constexpr std::int64_t large_share = thread_sanitizer ? 100'001 : 1'200'001;
 
 class RanksOnHosts : public ::testing::TestWithParam<Hosts> {};
 INSTANTIATE_TEST_SUITE_P(Shapes, RanksOnHosts, ::testing::ValuesIn(shapes()),
@@ -48,7 +48,7 @@ TEST_P(RanksOnHosts, AllGather) {
     EXPECT_EQ(ranks->backend(), "shm+tcp");
     EXPECT_EQ(ranks->size(), ranks_of(GetParam()));
     for (const std::size_t share : {0, 1, 7, 4096, 50'000, 700'000}) {
-      if (share < std::size_t{large}) cases::check_all_gather(ranks, share, 3);
+      if (share < std::size_t{large_share}) cases::check_all_gather(ranks, share, 3);
     }
     cases::check_all_gather(ranks, 100, 3, 77);
     cases::check_gathered_ranges(ranks);
@@ -61,8 +61,8 @@ TEST_P(RanksOnHosts, ReductionsAreTheTree) {
 
 TEST_P(RanksOnHosts, LargeReductionsTakeSeveralPieces) {
   run(GetParam(), [](const Ranks& ranks) {
-    cases::check_reductions(ranks, large, {.scale = 0.5f}, 3);
-    cases::check_reductions(ranks, large, {.in_dtype = bfloat16, .out_dtype = bfloat16}, 4);
+    cases::check_reductions(ranks, large_share, {.scale = 0.5f}, 3);
+    cases::check_reductions(ranks, large_share, {.in_dtype = bfloat16, .out_dtype = bfloat16}, 4);
   });
 }
 

@@ -15,27 +15,16 @@
 #include "base/error.h"
 #include "engine/data/permutation.h"
 #include "engine/data/samples.h"
+#include "tests/support/errors.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
 
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string pattern = (fs::temp_directory_path() / "tessera-data-XXXXXX").string();
-    path_ = ::mkdtemp(pattern.data());
-  }
-  ~TemporaryFolder() { fs::remove_all(path_); }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  fs::path operator/(const std::string& name) const { return path_ / name; }
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
+using testing::error_of;
+using testing::TemporaryFolder;
 
 // Byte i of the file is i % 251: a token tells where it was, for files up to 251 bytes.
 std::shared_ptr<const Corpus> corpus_of(const TemporaryFolder& folder, std::int64_t bytes,
@@ -44,17 +33,6 @@ std::shared_ptr<const Corpus> corpus_of(const TemporaryFolder& folder, std::int6
   for (std::size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i % 251);
   std::ofstream(folder / name, std::ios::binary) << text;
   return std::make_shared<Corpus>(folder / name, ByteTokenizer());
-}
-
-std::string error_of(const std::function<void()>& call, ErrorCode code) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code);
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
 }
 
 TEST(Permutation, IsOneForEverySizeSeedAndEpoch) {

@@ -14,38 +14,19 @@
 
 #include "base/error.h"
 #include "engine/data/corpus.h"
+#include "tests/support/temporary_folder.h"
 
 namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
 
-class StreamFolder {
+class StreamFolder : public testing::TemporaryFolder {
  public:
-  StreamFolder() {
-    std::string pattern = (fs::temp_directory_path() / "tessera-stream-XXXXXX").string();
-    path_ = ::mkdtemp(pattern.data());
-  }
-  ~StreamFolder() {
-    std::error_code ignored;
-    fs::permissions(path_, fs::perms::owner_all, ignored);
-    fs::remove_all(path_, ignored);
-  }
-  StreamFolder(const StreamFolder&) = delete;
-  StreamFolder& operator=(const StreamFolder&) = delete;
-  fs::path operator/(const std::string& name) const { return path_ / name; }
-  [[nodiscard]] fs::path write(const std::string& name, const std::string& contents) const {
-    std::ofstream(path_ / name, std::ios::binary) << contents;
-    return path_ / name;
-  }
   [[nodiscard]] std::size_t files() const {
     return static_cast<std::size_t>(
-        std::distance(fs::directory_iterator(path_), fs::directory_iterator()));
+        std::distance(fs::directory_iterator(path()), fs::directory_iterator()));
   }
-  [[nodiscard]] const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
 };
 
 // Numbers the words of a text by their length; counts how often it is asked.

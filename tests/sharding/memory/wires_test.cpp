@@ -203,15 +203,15 @@ TEST(KeptModules, Float64IsSummedInFloat64) {
   ShardingOptions options = with_norms_kept(Strategy::full_shard, bfloat16);
   const ParameterSpec narrow{.name = "w", .shape = {64}, .compute_dtype = bfloat16};
   const ParameterSpec kept{.name = "norm", .shape = {64}};
-  ParameterSpec wide{.name = "wide", .shape = {64}};
-  wide.master_dtype = wide.compute_dtype = float64;
+  ParameterSpec wide_spec{.name = "wide", .shape = {64}};
+  wide_spec.master_dtype = wide_spec.compute_dtype = float64;
   EXPECT_EQ(gradient_dtype_of(UnitLayout({narrow, kept}, 2), options), bfloat16);
-  EXPECT_EQ(gradient_dtype_of(UnitLayout({narrow, kept, wide}, 2), options), float64);
-  wide.trainable = false;
-  EXPECT_EQ(gradient_dtype_of(UnitLayout({narrow, kept, wide}, 2), options), bfloat16);
-  wide.trainable = true;
+  EXPECT_EQ(gradient_dtype_of(UnitLayout({narrow, kept, wide_spec}, 2), options), float64);
+  wide_spec.trainable = false;
+  EXPECT_EQ(gradient_dtype_of(UnitLayout({narrow, kept, wide_spec}, 2), options), bfloat16);
+  wide_spec.trainable = true;
   options.reduce_dtype = float32;
-  EXPECT_EQ(gradient_dtype_of(UnitLayout({narrow, kept, wide}, 2), options), float32);
+  EXPECT_EQ(gradient_dtype_of(UnitLayout({narrow, kept, wide_spec}, 2), options), float32);
 }
 
 TEST(KeptModules, AreRefusedByName) {

@@ -324,9 +324,9 @@ TEST(IgnoredModules, AreRefusedByName) {
 }
 
 // What is used in one operation with others has nothing to cast around it.
-class Fused : public nn::Module {
+class FusedBlock : public nn::Module {
  public:
-  Fused() { block_ = register_module("block", Block(std::make_shared<BlockImpl>())); }
+  FusedBlock() { block_ = register_module("block", Block(std::make_shared<BlockImpl>())); }
 
  private:
   struct BlockImpl : nn::Module {
@@ -345,9 +345,9 @@ class Fused : public nn::Module {
 
 TEST(IgnoredModules, ThatCannotKeepTheirDTypeAreRefused) {
   ShardingOptions options = ignoring({}, {"block.norm"});
-  EXPECT_EQ(ignored_refusal<Fused>(options), "no exception");
+  EXPECT_EQ(ignored_refusal<FusedBlock>(options), "no exception");
   options.param_dtype = bfloat16;
-  EXPECT_EQ(ignored_refusal<Fused>(options),
+  EXPECT_EQ(ignored_refusal<FusedBlock>(options),
             "ignored_modules: block.norm keeps its own dtype beside param_dtype bfloat16, and is "
             "used by the module around it in one operation with others, so that nothing can be "
             "cast around it; ignore what is around it instead, or make its parameters bfloat16");

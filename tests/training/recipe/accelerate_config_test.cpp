@@ -25,7 +25,7 @@ Recipe under(const std::string& file, const std::string& recipe = minimal,
   return parse_recipe(recipe, "r.yaml", overrides, &config);
 }
 
-std::string refusal(const std::string& file) {
+std::string refusal_of_file(const std::string& file) {
   try {
     (void)under(file);
   } catch (const Error& error) {
@@ -76,7 +76,7 @@ TEST(AccelerateConfig, EveryRowTakesAndRefusesWhatItSays) {
       }) << file;
     }
     for (const std::string& value : key.refused) {
-      const std::string text = refusal(file_with(key, key.name, value));
+      const std::string text = refusal_of_file(file_with(key, key.name, value));
       EXPECT_NE(text.find("a.yaml:"), std::string::npos)
           << key.name << ": " << value << ": " << text;
     }
@@ -128,31 +128,33 @@ TEST(AccelerateConfig, TheSeedsFile) {
 }
 
 TEST(AccelerateConfig, UnknownKeysAreRefusedWithLineAndNearestName) {
-  EXPECT_EQ(refusal("distributed_type: FSDP\nnum_proceses: 2\n"),
+  EXPECT_EQ(refusal_of_file("distributed_type: FSDP\nnum_proceses: 2\n"),
             "a.yaml:2: unknown key num_proceses; did you mean num_processes?");
-  EXPECT_EQ(refusal("distributed_type: FSDP\nfsdp_config:\n  fsdp_ofload_params: true\n"),
+  EXPECT_EQ(refusal_of_file("distributed_type: FSDP\nfsdp_config:\n  fsdp_ofload_params: true\n"),
             "a.yaml:3: unknown key fsdp_config.fsdp_ofload_params; did you mean "
             "fsdp_offload_params?");
-  EXPECT_EQ(refusal("distributed_type: FSDP\nfsdp_config:\n  mixed_precision: bf16\n"),
+  EXPECT_EQ(refusal_of_file("distributed_type: FSDP\nfsdp_config:\n  mixed_precision: bf16\n"),
             "a.yaml:3: unknown key fsdp_config.mixed_precision; it belongs at the top of the file");
-  EXPECT_EQ(refusal("distributed_type: FSDP\nfsdp_backward_prefetch_policy: BACKWARD_PRE\n"),
-            "a.yaml:2: unknown key fsdp_backward_prefetch_policy; it belongs into fsdp_config");
-  EXPECT_EQ(refusal("num_processes: 2\n"),
+  EXPECT_EQ(
+      refusal_of_file("distributed_type: FSDP\nfsdp_backward_prefetch_policy: BACKWARD_PRE\n"),
+      "a.yaml:2: unknown key fsdp_backward_prefetch_policy; it belongs into fsdp_config");
+  EXPECT_EQ(refusal_of_file("num_processes: 2\n"),
             "a.yaml: distributed_type is missing; write distributed_type: FSDP, MULTI_CPU or "
             "MULTI_GPU");
-  EXPECT_EQ(refusal("- 1\n").substr(0, 44), "a.yaml: an Accelerate configuration is a gro");
+  EXPECT_EQ(refusal_of_file("- 1\n").substr(0, 44), "a.yaml: an Accelerate configuration is a gro");
 }
 
 TEST(AccelerateConfig, WhatThereIsNothingForIsRefusedWithTheWayOut) {
-  EXPECT_EQ(refusal("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\n"),
+  EXPECT_EQ(refusal_of_file("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\n"),
             "a.yaml:1: distributed_type: DEEPSPEED is not available; use distributed_type: FSDP "
             "with fsdp_sharding_strategy FULL_SHARD for ZeRO-3 or SHARD_GRAD_OP for ZeRO-2");
-  EXPECT_NE(refusal("distributed_type: FSDP\nnum_machines: 0\n")
+  EXPECT_NE(refusal_of_file("distributed_type: FSDP\nnum_machines: 0\n")
                 .find("a.yaml:2: num_machines must be a number of hosts from 1 to 4096, got 0"),
             std::string::npos);
-  EXPECT_NE(refusal("distributed_type: FSDP\nfsdp_config: {fsdp_reshard_after_forward: true}\n")
-                .find("write fsdp_version: 2, or FULL_SHARD"),
-            std::string::npos);
+  EXPECT_NE(
+      refusal_of_file("distributed_type: FSDP\nfsdp_config: {fsdp_reshard_after_forward: true}\n")
+          .find("write fsdp_version: 2, or FULL_SHARD"),
+      std::string::npos);
 }
 
 TEST(AccelerateConfig, VersionsHaveTheirDefaults) {
