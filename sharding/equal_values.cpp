@@ -48,8 +48,7 @@ std::string origin_of(const Tensor& tensor) {
   if (!tensor.is_meta()) return "has values in memory";
   const auto& initializer = tensor.impl()->initializer;
   if (!initializer) return "is on `meta` without an initializer";
-  return fmt::format("is on `meta` and the {}. parameter that the rank made",
-                     initializer->stream + 1);
+  return fmt::format("is on `meta` and was made as parameter number {}", initializer->stream + 1);
 }
 
 void replace(OwnedParameter& parameter, const Tensor& tensor) {

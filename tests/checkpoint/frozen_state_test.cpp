@@ -75,8 +75,8 @@ void freeze_trunk(testing::Classifier& net, bool frozen) {
 }
 
 // Two steps of the whole model, then one with the trunk frozen or not, and a save as step 3.
-testing::Whole train_and_save(const std::string& folder, StateDictType type, bool frozen) {
-  testing::Whole saved;
+void train_and_save(const std::string& folder, StateDictType type, bool frozen,
+                    testing::Whole& saved) {
   testing::with_new(
       2, 3,
       [&](Context& context, testing::Classifier& net, ShardedModel& model, auto& optimizer) {
@@ -86,7 +86,6 @@ testing::Whole train_and_save(const std::string& folder, StateDictType type, boo
         save(context, folder, model, optimizer, {.step = 3, .type = type});
       },
       &saved);
-  return saved;
 }
 
 // As in torch, where a parameter's state outlives requires_grad = false.
@@ -94,7 +93,8 @@ TEST(FrozenState, MomentsOfWhatIsFrozenForAWhileComeBack) {
   for (const StateDictType type : {StateDictType::full, StateDictType::sharded}) {
     for (const bool frozen_at_save : {false, true}) {
       const testing::TemporaryFolder folder;
-      const testing::Whole saved = train_and_save(folder.path(), type, frozen_at_save);
+      testing::Whole saved;
+      train_and_save(folder.path(), type, frozen_at_save, saved);
       EXPECT_EQ(saved.counts.at("trunk.in.weight"), frozen_at_save ? 2 : 3);
       EXPECT_EQ(saved.counts.at("head.weight"), 3);
       for (const bool frozen_at_load : {false, true}) {

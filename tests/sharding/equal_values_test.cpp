@@ -46,11 +46,12 @@ TEST(EqualValues, AModuleOnMetaOnOneRankIsNamed) {
     if (context.rank() != 1) meta.emplace(Device::meta());
     ToyTransformer net;
     meta.reset();
-    EXPECT_EQ(message_of<Error>([&] { const auto model = fully_shard(net, context); }),
-              "ranks 0 and 1 begin with different values of positions: on rank 0 it is on `meta` "
-              "and the 1. parameter that the rank made, on rank 1 it has values in memory. Make "
-              "the module in the same way on every rank, or take rank 0's values with "
-              "ShardingOptions::sync_module_states");
+    EXPECT_EQ(
+        message_of<Error>([&] { const auto model = fully_shard(net, context); }),
+        "ranks 0 and 1 begin with different values of positions: on rank 0 it is on `meta` "
+        "and was made as parameter number 2, on rank 1 it has values in memory. Make the module "
+        " in the same way on every rank, or take rank 0's values with "
+        "ShardingOptions::sync_module_states");
   });
 }
 
@@ -63,8 +64,8 @@ TEST(EqualValues, AModuleThatWasMadeLaterIsNamed) {
     ToyTransformer net;
     const std::string message =
         message_of<Error>([&] { const auto model = fully_shard(net, context); });
-    EXPECT_NE(message.find("on rank 0 it is on `meta` and the 1. parameter that the rank made, on "
-                           "rank 1 it is on `meta` and the 3. parameter"),
+    EXPECT_NE(message.find("on rank 0 it is on `meta` and was made as parameter number 2, on rank "
+                           "1 it is on `meta` and was made as parameter number 4"),
               std::string::npos)
         << message;
   });
