@@ -29,6 +29,11 @@ bool HomeProcess::left() const noexcept {
   return forks.load(std::memory_order_relaxed) != generation_;
 }
 
+void HomeProcess::require_unused_before_fork(std::string_view what) {
+  // The handler that counts is registered with the first object.
+  if (forks.load(std::memory_order_relaxed) != 0) refuse(what);
+}
+
 void HomeProcess::refuse(std::string_view what) {
   misuse(
       "{} after fork(): the threads that it needs have stayed in the parent process; in the child "

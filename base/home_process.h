@@ -19,6 +19,9 @@ class HomeProcess {
   void require(std::string_view what) const {
     if (left()) refuse(what);
   }
+  // Throws std::logic_error in a process that was fork()ed after one of these was made in its
+  // parent, that is, after the library began to use threads or shared memory there.
+  static void require_unused_before_fork(std::string_view what);
 
  private:
   [[noreturn]] static void refuse(std::string_view what);

@@ -43,7 +43,8 @@ using NameFilter = std::function<bool(const std::string& name)>;
 
 // Names in the checkpoint that one side alone has.
 struct Mismatch {
-  std::vector<std::string> missing;     // wanted and not stored: it keeps the value that it had
+  // Wanted and not stored: it keeps the value that it had.
+  std::vector<std::string> missing;
   std::vector<std::string> unexpected;  // stored and not wanted
 };
 }  // namespace checkpoint
@@ -92,6 +93,8 @@ struct Saved {
 Saved save(comm::Communicator& communicator, const std::string& dir, std::int64_t step,
            const State& state, const SaveOptions& options);
 
+struct Fit;
+
 // Which tensors a load is about. What a filter leaves out is neither wanted nor unexpected.
 struct Selection {
   bool strict = true;  // missing and unexpected tensors are errors
@@ -99,9 +102,12 @@ struct Selection {
   NameFilter optimizer = {};  // by the names of the parameters whose state it is
   // How the error of what does not fit ends.
   std::string way_out = "use the configuration it was saved with";
+  // Called with the scalars of a step and with what does not match, before anything is filled; it
+  // throws when the step must not be loaded. On a thread of the load.
+  std::function<void(const Scalars& scalars, const Fit& fit)> check = {};
 };
 
-// The tensors that did not match in a load that is not strict.
+// The tensors that did not match. A strict load has none but optional ones that are not stored.
 struct Fit {
   Mismatch model, optimizer;
 };

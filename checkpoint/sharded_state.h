@@ -36,7 +36,9 @@ checkpoint::Saved save(const Context& context, const std::string& folder, const 
                        optim::Optimizer& optimizer, const SaveOptions& options = {});
 
 // Collective. Fills model and optimizer from a step folder written by any world size, strategy and
-// type; returns its scalars.
+// type; returns its scalars. A parameter that is frozen after fully_shard() and was trained before
+// keeps its optimizer state over a save and a load, on whichever side it is frozen. An error that
+// says that the step does not fit leaves model and optimizer as they were.
 Scalars load(const Context& context, const std::string& step_folder, const ShardedModel& model,
              optim::Optimizer& optimizer, const checkpoint::StateNames& names = {});
 
@@ -52,7 +54,8 @@ struct LoadOptions {
   // False: tensors that one side alone has are listed in the result instead of being an error.
   // Other shapes stay one, and so does a load that would fill nothing.
   bool strict = true;
-  // What a parameter is called in the checkpoint; an empty name: it is not loaded.
+  // What a parameter is called in the checkpoint; an empty name: it is not loaded. This function
+  // and the filters must return the same on all ranks: Error(configuration) where they do not.
   checkpoint::StateNames names = {};
   // By the parameters' names in the checkpoint: whose weights, and whose optimizer's state, the
   // load is about. All others on either side are passed over. With a filter of the optimizer, or
@@ -62,7 +65,8 @@ struct LoadOptions {
 };
 struct LoadResult {
   Scalars scalars;
-  checkpoint::Mismatch model, optimizer;  // where the load was not strict
+  // Of a strict load, only the optimizer state of frozen parameters that the step has none of.
+  checkpoint::Mismatch model, optimizer;
 };
 LoadResult load(const Context& context, const std::string& step_folder, const ShardedModel& model,
                 optim::Optimizer& optimizer, const LoadOptions& options);

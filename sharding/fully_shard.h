@@ -29,6 +29,9 @@ struct ShardedParameter {
   // element is written once.
   std::int64_t save_first = 0;
   std::int64_t save_count = 0;
+  // Whether an optimizer may have state for it: it was trained when its module was sharded, and may
+  // be frozen now. An ignored parameter: it has a dtype that optimizers update.
+  bool trainable = true;
 };
 
 // The sharded side of a module. The module itself is used as before (net.forward(x)); it has one
@@ -60,14 +63,16 @@ class ShardedModel {
   [[nodiscard]] std::vector<ShardedParameter> sharded_parameters() const;
 
   // Collective. The norm over all gradients of parameters() before clipping, the same bits under
-  // every strategy. Gradients are scaled to `max_norm` when above it (max_norm <= 0: only
-  // measured); the factor is applied when they are read. `loss_scale` is what losses were
-  // multiplied by (sharding/context/loss_scaler.h): gradients are divided by it first, once,
-  // however often this is called before the next backward.
+  // every strategy. Gradients are scaled to `max_norm` when above it (max_norm 0: only
+  // measured; a negative number or NaN is a logic_error); the factor is applied when they are read.
+  // `loss_scale` is what losses were multiplied by (sharding/context/loss_scaler.h): gradients are
+  // divided by it first, once, however often this is called before the next backward.
   double clip_grad_norm(double max_norm);
   double clip_grad_norm(double max_norm, double loss_scale);
   // Collective. The norm over the gradients of those of parameters() for which `filter` is true; no
-  // filter: of all. Changes nothing. The same bits under every strategy.
+  // filter: of all. Changes nothing. The same bits under every strategy. The filter must return the
+  // same on all ranks: Error(configuration) where ranks that share one copy of the model differ.
+  // Ranks that hold a whole copy each (NO_SHARD) exchange nothing here, and are not compared.
   double grad_norm(const optim::ParameterFilter& filter = {}) const;
 
   // Backwards inside the scope add to local sums, without communication; the first one after it
@@ -129,7 +134,9 @@ class ShardedModel {
   // Collective. Ends the sharding: the module has whole parameters of its own again, on the rank's
   // device, with the values and the dtype of the masters and the requires_grad of now, without
   // gradients. It may be sharded again, in another way. Optimizers over parameters() are of no more
-  // use; their state goes through a checkpoint.
+  // use; their state goes through a checkpoint. Tensors that parameters() gave before can still be
+  // read; writing to one is a logic_error, since it would change no module. A write through a
+  // pointer that was taken before goes unnoticed, and is lost.
   void unwrap();
 
   [[nodiscard]] CommunicationStatistics communication() const;

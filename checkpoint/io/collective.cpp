@@ -31,11 +31,13 @@ using Clock = std::chrono::steady_clock;
 constexpr milliseconds work_beat{200};
 
 // How an outcome begins. A failure keeps its kind: a job that lacked memory is started again, one
-// whose checkpoint is damaged is not, and misuse is no fault of the checkpoint.
+// whose checkpoint is damaged is not; misuse and a wrong configuration are no fault of the
+// checkpoint.
 constexpr char outcome_good = '+';
 constexpr char outcome_bad = '-';
 constexpr char outcome_no_memory = 'm';
 constexpr char outcome_misuse = '!';
+constexpr char outcome_configuration = 'c';
 constexpr char still_at_work = '~';
 constexpr char told_before = '=';
 
@@ -50,7 +52,18 @@ struct Work {
 };
 
 bool is_failure(char kind) {
-  return kind == outcome_bad || kind == outcome_no_memory || kind == outcome_misuse;
+  return kind == outcome_bad || kind == outcome_no_memory || kind == outcome_misuse ||
+         kind == outcome_configuration;
+}
+
+char kind_of(const Error& error) {
+  if (error.code() == ErrorCode::out_of_memory) return outcome_no_memory;
+  return error.code() == ErrorCode::configuration ? outcome_configuration : outcome_bad;
+}
+
+ErrorCode code_of(char kind) {
+  if (kind == outcome_no_memory) return ErrorCode::out_of_memory;
+  return kind == outcome_configuration ? ErrorCode::configuration : ErrorCode::checkpoint;
 }
 
 std::string outcome_of(const std::function<std::string()>& work) {
@@ -59,8 +72,7 @@ std::string outcome_of(const std::function<std::string()>& work) {
   } catch (const std::bad_alloc&) {
     return std::string(1, outcome_no_memory) + "out of memory";
   } catch (const Error& error) {
-    const bool memory = error.code() == ErrorCode::out_of_memory;
-    return std::string(1, memory ? outcome_no_memory : outcome_bad) + error.what();
+    return std::string(1, kind_of(error)) + error.what();
   } catch (const std::logic_error& error) {
     return std::string(1, outcome_misuse) + error.what();
   } catch (const std::exception& error) {
@@ -182,8 +194,7 @@ class Outcomes {
       const std::string text =
           fmt::format("{}: rank {}: {}{}", doing, *first_, outcome.substr(1), more);
       if (outcome[0] == outcome_misuse) misuse("{}", text);
-      fail(outcome[0] == outcome_no_memory ? ErrorCode::out_of_memory : ErrorCode::checkpoint, "{}",
-           text);
+      fail(code_of(outcome[0]), "{}", text);
     }
     for (std::string& outcome : outcomes_) outcome.erase(0, 1);
     return std::move(outcomes_);

@@ -22,7 +22,8 @@ struct StallRule {
 // Runs `work`, which returns a message for the others, and exchanges the outcomes: every rank's
 // message in rank order. When it threw on some ranks, every rank throws the first one's number and
 // text, and the work of the others is ended at its next system call: as Error(out_of_memory) where
-// memory was missing, as std::logic_error where the work threw one, else as Error(checkpoint).
+// memory was missing, as Error(configuration) or std::logic_error where the work threw one, else as
+// Error(checkpoint).
 // `work` must not call the communicator. Errors of the communicator itself pass through.
 //
 // There is no limit on how long the work takes, as long as it moves: the ranks tell each other a

@@ -121,7 +121,13 @@ HuggingFaceFolder open_hugging_face(const fs::path& folder) {
 
 HuggingFaceFolder open_weights(const fs::path& source) {
   std::error_code error;
-  if (!fs::is_regular_file(source, error)) return open_hugging_face(source);
+  if (!fs::is_regular_file(source, error)) {
+    TESSERA_CHECK(
+        source.extension() != ".safetensors" || fs::exists(source, error), ErrorCode::checkpoint,
+        "'{}' does not exist; give the path of a .safetensors file, or of a folder with {}",
+        source.string(), hugging_face_file);
+    return open_hugging_face(source);
+  }
   TESSERA_CHECK(source.extension() == ".safetensors", ErrorCode::checkpoint,
                 "'{}' is no .safetensors file; tessera convert reads other formats",
                 source.string());
@@ -133,6 +139,8 @@ HuggingFaceFolder open_weights(const fs::path& source) {
 bool has_weights_alone(const fs::path& source) {
   std::error_code error;
   if (fs::is_regular_file(source, error)) return true;
+  // A file that is missing is not taken for a folder of steps.
+  if (source.extension() == ".safetensors" && !fs::exists(source, error)) return true;
   if (path_exists(source / manifest_name)) return false;
   const std::string name = (source / "").parent_path().filename();
   const bool of_a_step = parse_step_name(name.substr(0, name.find('.'))).has_value();

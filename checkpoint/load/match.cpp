@@ -43,6 +43,7 @@ Matched match(const std::vector<LogicalTensor>& wanted, const Catalogue& stored,
   const StoredNames present = names_taking_part(stored, takes_part);
   Matched result;
   std::set<std::string> names;
+  std::vector<std::string> required;  // of those that are missing
   for (const LogicalTensor& tensor : wanted) {
     if (takes_part && !takes_part(tensor.name)) continue;
     names.insert(tensor.name);
@@ -50,13 +51,14 @@ Matched match(const std::vector<LogicalTensor>& wanted, const Catalogue& stored,
       result.tensors.push_back(&tensor);
     } else {
       result.mismatch.missing.push_back(tensor.name);
+      if (!tensor.optional) required.push_back(tensor.name);
     }
   }
   for (const std::string& name : present) {
     if (!names.contains(name)) result.mismatch.unexpected.push_back(name);
   }
-  // Another model altogether, or an adapter where a whole model is wanted: what a list of all names
-  // would say in a thousand words. A load that is not strict would be none at all.
+  // Another model altogether, or an adapter where a whole model is wanted: one line says it better
+  // than a list of all names. A load that is not strict would fill nothing.
   const std::size_t few = strict ? 3 : 0;
   if (result.tensors.empty() && names.size() > few && present.size() > few) {
     problems.push_back(fmt::format("none of its {} {} tensors ('{}') is one of the {} here ('{}')",
@@ -64,7 +66,7 @@ Matched match(const std::vector<LogicalTensor>& wanted, const Catalogue& stored,
                                    result.mismatch.missing.front()));
     return result;
   }
-  for (const std::string& name : result.mismatch.missing) {
+  for (const std::string& name : required) {
     if (strict) problems.push_back(fmt::format("missing {} tensor '{}'", section, name));
   }
   for (const LogicalTensor* tensor : result.tensors) {

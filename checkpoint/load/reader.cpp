@@ -158,11 +158,13 @@ LoadedPieces load_pieces(const std::string& step_folder, State& state, LoadParts
   if (of_model.tensors.empty() && of_optimizer.tensors.empty())
     refuse_empty(model.size() + optimizer.size(), problems);
   refuse_misfit(problems, selection);
+  const Fit fit{std::move(of_model.mismatch), std::move(of_optimizer.mismatch)};
+  if (selection.check) selection.check(manifest.scalars, fit);
   ReadsByFile reads;
   plan_reads(of_model.tensors, model, reads);
   plan_reads(of_optimizer.tensors, optimizer, reads);
   execute(folder, manifest, reads);
-  return {manifest.scalars, {std::move(of_model.mismatch), std::move(of_optimizer.mismatch)}};
+  return {manifest.scalars, fit};
 }
 
 LoadedPieces load_together(comm::Communicator& communicator, const std::string& source,

@@ -33,6 +33,7 @@ struct LogicalTensor {
   DType dtype = DType::float32;
   std::vector<std::int64_t> shape;
   std::vector<Piece> pieces;
+  bool optional = false;  // loading: that it is not stored is no error
 };
 
 // Everything a training run needs to go on.

@@ -165,11 +165,11 @@ void Module::replace_own_parameter(const Tensor& old, const Tensor& tensor) {
 Tensor Module::register_parameter(const std::string& name, Tensor parameter) {
   TESSERA_REQUIRE(!name.empty() && name.find('.') == std::string::npos,
                   "parameter name \"{}\" of {} is empty or has a dot", name, class_name());
-  for (const auto& [other, tensor] : parameters_) {
-    TESSERA_REQUIRE(other != name, "{} has a parameter {} already", class_name(), name);
-  }
+  TESSERA_REQUIRE(!parameter_names_.contains(name), "{} has a parameter {} already", class_name(),
+                  name);
   require_registration_allowed("parameter " + name);
   TESSERA_REQUIRE(parameter.defined(), "parameter {} of {} is undefined", name, class_name());
+  parameter_names_.insert(name);
   parameters_.emplace_back(name, parameter);
   return parameter;
 }
@@ -185,15 +185,14 @@ void Module::add_child(const std::string& name, std::shared_ptr<Module> child, b
   TESSERA_REQUIRE(!name.empty() && name.find('.') == std::string::npos,
                   "module name \"{}\" in {} is empty or has a dot", name, class_name());
   TESSERA_REQUIRE(child != nullptr, "module {} in {} is an empty handle", name, class_name());
-  for (const auto& [other, module] : children_) {
-    TESSERA_REQUIRE(other != name, "{} has a module {} already", class_name(), name);
-  }
+  TESSERA_REQUIRE(!child_names_.contains(name), "{} has a module {} already", class_name(), name);
   require_registration_allowed("module " + name);
   child->has_forward_ = child->has_forward_ || has_forward;
   if (child->position_->parent.expired()) {
     child->position_->name = name;
     child->position_->parent = position_;
   }
+  child_names_.insert(name);
   children_.emplace_back(name, std::move(child));
 }
 

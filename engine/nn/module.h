@@ -18,6 +18,7 @@
 #include <tuple>
 #include <type_traits>
 #include <typeinfo>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -189,6 +190,8 @@ class Module {
 
   std::vector<std::pair<std::string, Tensor>> parameters_;
   std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
+  // The names in these two, so that a long list registers each of its modules in constant time.
+  std::unordered_set<std::string> parameter_names_, child_names_;
   std::vector<Tensor> read_;
   std::shared_ptr<const ModuleHooks> hooks_;
   HookList<ForwardPreHook> pre_hooks_;

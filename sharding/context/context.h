@@ -69,7 +69,8 @@ class Context {
 
 // The world that the environment describes (torchrun's variables); one rank when it describes none.
 // `device` becomes the calling thread's default device; several processes with GPUs name one each.
-// options.device is ignored.
+// options.device is ignored. A process that was fork()ed after its parent had used the library
+// cannot be a rank: a logic_error.
 Context init(Device device = Device::cpu(), const comm::ConnectOptions& options = {});
 
 // Runs fn on `ranks` threads of this process, each a rank of its own; rethrows the first failure.

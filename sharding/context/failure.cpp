@@ -61,6 +61,14 @@ std::optional<int> launcher_pipe() {
   return descriptor;
 }
 
+// A program may throw an Error with a number of its own. What a process cannot end with, or would
+// end with as if nothing had happened, becomes the code of errors in general.
+int exit_code_of(ErrorCode code) {
+  const int number = static_cast<int>(code);
+  constexpr int largest = 255;  // of which a parent process sees all bits
+  return number >= 1 && number <= largest ? number : static_cast<int>(ErrorCode::runtime);
+}
+
 bool send_to_launcher(const Failure& failure) {
   const std::optional<int> pipe = launcher_pipe();
   if (!pipe) return false;
@@ -91,7 +99,7 @@ std::optional<Failure> current_failure(std::string_view before_logic_errors) {
   try {
     throw;
   } catch (const Error& error) {
-    failure.code = static_cast<int>(error.code());
+    failure.code = exit_code_of(error.code());
     failure.message = one_line(error.what());
   } catch (const std::bad_alloc&) {
     failure.code = static_cast<int>(ErrorCode::out_of_memory);

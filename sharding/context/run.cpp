@@ -1,7 +1,6 @@
 // From what a program throws to its exit code.
 #include "sharding/context/run.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 
@@ -28,7 +27,8 @@ int flush_stdout() {
 int detail::run_main(const std::function<int()>& program, std::string_view before_logic_errors) {
   try {
     const int code = program();
-    return std::max(code, flush_stdout());
+    const int written = flush_stdout();
+    return code != 0 ? code : written;
   } catch (...) {
     const std::optional<Failure> failure = current_failure(before_logic_errors);
     if (!failure) return 0;

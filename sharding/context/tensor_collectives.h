@@ -6,6 +6,7 @@
 #include <list>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "comm/communicator.h"
 #include "engine/tensor.h"
@@ -21,8 +22,8 @@ class TensorCollectives : public std::enable_shared_from_this<TensorCollectives>
       : communicator_(std::move(communicator)) {}
 
   [[nodiscard]] Tensor gather(const Tensor& rows);
-  // The sum over the ranks times `scale`, on every rank.
-  [[nodiscard]] Tensor all_reduce(const Tensor& x, float scale);
+  // The sum over the ranks times `scale`, on every rank. `call_name` is what the program called.
+  [[nodiscard]] Tensor all_reduce(const Tensor& x, float scale, std::string_view call_name);
 
  private:
   // Collective memory for tensors of one shape and dtype, which its name says: ranks that pass
@@ -35,7 +36,7 @@ class TensorCollectives : public std::enable_shared_from_this<TensorCollectives>
   static constexpr std::size_t most_buffers = 4;
 
   [[nodiscard]] Buffers& buffers_for(const std::string& name);
-  void require_device(const char* call, const Tensor& tensor) const;
+  void require_device(std::string_view call, const Tensor& tensor) const;
   // The buffer for what is summed, free to be written, with `summands` in it.
   comm::Buffer& filled_with(const std::string& name, const Tensor& summands, comm::Tag tag);
   // Sums what all ranks have for this rank's rows into `out`.

@@ -155,7 +155,13 @@ Runtime::~Runtime() {
     }
     for (const auto& parameter : unit->local_parameters()) {
       const auto& storage = parameter.tensor.storage();
-      storage->set_on_write(nullptr);
+      storage->set_on_write([title = title_of(*unit)](Storage::Write) {
+        misuse(
+            "a write to a local parameter of {}, whose ShardedModel has ended: no module would "
+            "see it. Write to the module's parameters after unwrap(), or to parameters() of the "
+            "model that is there now; to read, use a const Tensor or to_vector()",
+            title);
+      });
       storage->set_on_requires_grad(nullptr);
       storage->set_on_zero_grad(nullptr);
       storage->set_on_step([title = title_of(*unit)] {

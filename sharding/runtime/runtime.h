@@ -19,6 +19,8 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -178,6 +180,7 @@ class Runtime {
   // Before a parameter's requires_grad changes: the rest of the unit follows, or it throws.
   void toggle_requires_grad(Unit& unit, const detail::TensorData& tensor);
   void compare_toggles();
+  [[nodiscard]] std::vector<std::string> exchange_toggles(const std::string& mine);
   void compare_written(const std::vector<PrivateCopy>& copies);
   // Of what is gathered, frozen segments included.
   void drop_copies(Unit& unit);
@@ -301,7 +304,8 @@ class Runtime {
   bool end_expected_ = false;
   int held_ = 0;          // unsharded() scopes
   bool writing_ = false;  // in write_unsharded()
-  bool toggled_ = false;  // since the ranks last compared which parameters are trained
+  // The first parameter whose requires_grad has changed since the ranks last compared theirs.
+  std::optional<std::string> toggled_;
   bool loss_scale_is_known_ = false;
   std::uint64_t pass_ = 0;
   CommunicationStatistics statistics_;

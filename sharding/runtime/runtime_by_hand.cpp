@@ -117,7 +117,21 @@ void Runtime::toggle_requires_grad(Unit& unit, const detail::TensorData& tensor)
   unit.views()[i].impl()->requires_grad = trains;
   local.impl()->requires_grad = trains;
   local.zero_grad();  // a gradient of before is of no use after
-  toggled_ = true;
+  if (!toggled_) toggled_ = locals[i].name;
+}
+
+// A rank that alone has changed something waits here, while the others have nothing to compare and
+// go on into their backward: an error ends that, and this rank knows why.
+std::vector<std::string> Runtime::exchange_toggles(const std::string& mine) {
+  try {
+    return world_->exchange(mine, {pass_, 0, comm::Phase::backward});
+  } catch (const Error& error) {
+    throw Error(error.code(),
+                "rank " + std::to_string(rank_) + " changed requires_grad of " + *toggled_ +
+                    " and waited for all ranks to compare theirs: change it on all ranks alike, "
+                    "before the same backward; " +
+                    error.what());
+  }
 }
 
 // Ranks that train different parameters would add zeros to each other's gradients.
@@ -131,7 +145,7 @@ void Runtime::compare_toggles() {
       names.push_back(&parameter.name);
     }
   }
-  const auto all = world_->exchange(mine, {pass_, 0, comm::Phase::backward});
+  const auto all = exchange_toggles(mine);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank] == mine) continue;
     const auto differs = std::mismatch(mine.begin(), mine.end(), all[rank].begin()).first;
@@ -140,7 +154,7 @@ void Runtime::compare_toggles() {
          "requires_grad of {} is {} on rank {} and {} on rank {}: change it on all ranks alike",
          *names.at(at), mine[at] == '1', rank_, mine[at] != '1', rank);
   }
-  toggled_ = false;  // ranks that differ are refused again
+  toggled_.reset();  // ranks that differ are refused again
 }
 
 }  // namespace tessera

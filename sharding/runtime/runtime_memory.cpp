@@ -23,7 +23,9 @@ void Runtime::allocate() {
 }
 
 void Runtime::stop_synchronising() {
-  TESSERA_REQUIRE(!in_no_sync_, "no_sync inside no_sync");
+  TESSERA_REQUIRE(!in_no_sync_,
+                  "no_sync() inside the scope of another no_sync(): one scope is enough. Leave out "
+                  "the inner one, or end the outer one before");
   TESSERA_REQUIRE(synchronise_,
                   "no_sync after set_requires_gradient_sync(false), which says the same: one of "
                   "them is enough");

@@ -214,5 +214,24 @@ TEST(Fork, TheChildStartsAProgramOrEnds) {
   });
 }
 
+// The child would meet the other ranks in its parent's name.
+TEST(Fork, ARankCannotBeginInTheChildOfOne) {
+  train_beside_children([](Copies&) { expect_refused([] { (void)init(); }, "ts::init()"); });
+  expect_good([] {
+    const Context context = init();
+    expect_refused([] { (void)init(); }, "ts::init()");
+    context.barrier();
+  });
+}
+
+TEST(Fork, ARankBeginsInTheChildOfAProcessThatHasNotUsedTheLibrary) {
+  expect_good([] {
+    expect_good([] {
+      const Context context = init();
+      EXPECT_EQ(context.sum(2.0), 2.0);
+    });
+  });
+}
+
 }  // namespace
 }  // namespace tessera

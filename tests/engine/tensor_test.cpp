@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -177,6 +179,28 @@ TEST(Storage, TellsOfRequiresGrad) {
   EXPECT_EQ(told, x.impl().get());
   EXPECT_THROW(x.set_requires_grad(false), std::logic_error);
   EXPECT_TRUE(x.requires_grad());
+}
+
+TEST(Ops, MatmulSaysWhatDoesNotFit) {
+  const auto refused = [](const Tensor& a, const Tensor& b) -> std::string {
+    try {
+      (void)matmul(a, b);
+    } catch (const std::logic_error& error) {
+      return error.what();
+    }
+    return "nothing was thrown";
+  };
+  const Tensor a = Tensor::zeros({2, 3});
+  EXPECT_EQ(refused(a, a),
+            "matmul of [2, 3] and [2, 3]: the first has 3 columns and the second 2 rows, which "
+            "must be equal; for a weight of shape [outputs, inputs] use linear()");
+  EXPECT_EQ(refused(a, Tensor::zeros({3})),
+            "matmul of [2, 3] and [3]: give two matrices, or two batches of matrices, [batch, "
+            "rows, columns]; linear() takes any number of dimensions before the last");
+  EXPECT_EQ(refused(Tensor::zeros({4, 2, 3}), Tensor::zeros({5, 3, 2})),
+            "matmul of [4, 2, 3] and [5, 3, 2]: batches of 4 and 5 matrices; give as many of both");
+  EXPECT_EQ(refused(a, Tensor::zeros({3, 2}, bfloat16)),
+            "matmul of [2, 3] and [3, 2]: dtypes float32 and bfloat16 differ; cast one of them");
 }
 
 TEST(Ops, RefuseShapesAndDtypesByName) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <ctime>
 #include <string>
 #include <vector>
 
@@ -251,6 +252,24 @@ TEST(ModuleHooks, GradientsOfAModuleAreCompleteAfterItsBackward) {
   (*net.gates)[1]->set_hooks(hooks);
   sum(net.forward(ids())).backward();
   EXPECT_TRUE(complete);
+}
+
+// The least of a few runs: other work on the machine adds to them.
+double seconds_to_register(int modules) {
+  double least = 1e9;
+  for (int run = 0; run < 3; ++run) {
+    const std::vector<Gate> gates(static_cast<std::size_t>(modules), Gate(2));
+    const std::clock_t begin = std::clock();
+    const nn::ModuleList<Gate> list(gates);
+    const std::clock_t end = std::clock();
+    least = std::min(least, static_cast<double>(end - begin) / CLOCKS_PER_SEC);
+  }
+  return least;
+}
+
+// Eight times as many take some eight times as long, and 64 times where each is compared with all.
+TEST(Module, ManyAreRegisteredInProportionalTime) {
+  EXPECT_LT(seconds_to_register(32'000), 24 * std::max(seconds_to_register(4'000), 1e-3));
 }
 
 TEST(ModuleHooks, AnErrorInForwardClosesTheRegion) {

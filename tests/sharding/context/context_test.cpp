@@ -6,10 +6,12 @@
 #include <cmath>
 #include <map>
 #include <mutex>
+#include <string>
 
 #include "base/error.h"
 #include "engine/ops.h"
 #include "engine/random.h"
+#include "sharding/sharding_testing.h"
 
 namespace tessera {
 namespace {
@@ -128,6 +130,20 @@ TEST(Context, GatherForMetricsOfANumberOfSamples) {
       EXPECT_THROW((void)context.gather_for_metrics(Tensor::full({2}, 1), -1), std::logic_error);
     });
   }
+}
+
+TEST(Context, GatherForMetricsNamesTheNumberOfRows) {
+  launch(2, [](Context& context) {
+    const Tensor two = Tensor::full({2, 3}, 1);
+    for (const int samples : {3, -1}) {
+      const std::string text = testing::message_of<std::logic_error>(
+          [&] { (void)context.gather_for_metrics(two, samples); });
+      EXPECT_EQ(text, "gather_for_metrics(values, n) with n = " + std::to_string(samples) +
+                          " on rank " + std::to_string(context.rank()) +
+                          ", where values of shape [2, 3] have 2 rows: n is a number of rows from "
+                          "0 to that, one row for each sample");
+    }
+  });
 }
 
 // As many bytes of something else would be taken for this.

@@ -52,6 +52,17 @@ TEST(Run, AnErrorIsOneLineAndItsCode) {
             "tessera: error: an exception that is no std::exception\n");
 }
 
+// Numbers that a process cannot end with, or that say that all went well.
+TEST(Run, AnErrorNeverEndsWithZero) {
+  for (const int number : {0, 256, 512, -256, -1}) {
+    const Said said = said_by([&] { throw Error(static_cast<ErrorCode>(number), "my own"); });
+    EXPECT_EQ(said.code, 1) << number;
+    EXPECT_EQ(said.err, "tessera: error: my own\n");
+  }
+  EXPECT_EQ(said_by([] { throw Error(static_cast<ErrorCode>(77), "my own"); }).code, 77);
+  EXPECT_EQ(said_by([] { return -1; }).code, -1);
+}
+
 TEST(Run, WhatStrangersNameCannotMoveTheCursor) {
   const Said said =
       said_by([] { throw std::runtime_error("a\x1b[2Jb\ntessera: error: forged\x07"); });

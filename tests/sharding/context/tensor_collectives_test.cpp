@@ -192,16 +192,16 @@ TEST(TensorCollectives, RanksWithDifferentRowsAreTold) {
   const std::string rows = failure_of(2, [](Context& context) {
     (void)context.all_gather(rows_of(0, context.rank() == 0 ? 3 : 2, 4, float32));
   });
-  EXPECT_NE(rows.find("rows float32 [3, 4]"), std::string::npos) << rows;
-  EXPECT_NE(rows.find("rows float32 [2, 4]"), std::string::npos) << rows;
+  EXPECT_NE(rows.find("all_gather of float32 [3, 4]"), std::string::npos) << rows;
+  EXPECT_NE(rows.find("all_gather of float32 [2, 4]"), std::string::npos) << rows;
   // As many bytes, and nothing to allocate any more.
   const std::string dtype = failure_of(2, [](Context& context) {
     (void)context.all_gather(rows_of(0, 3, 4, float32));
     (void)context.all_gather(rows_of(0, 3, 4, int32));
     (void)context.all_gather(rows_of(0, 3, 4, context.rank() == 0 ? float32 : int32));
   });
-  EXPECT_NE(dtype.find("rows float32"), std::string::npos) << dtype;
-  EXPECT_NE(dtype.find("rows int32"), std::string::npos) << dtype;
+  EXPECT_NE(dtype.find("all_gather of float32"), std::string::npos) << dtype;
+  EXPECT_NE(dtype.find("all_gather of int32"), std::string::npos) << dtype;
   const std::string alone = failure_of(2, [](Context& context) {
     if (context.rank() == 0) (void)context.all_gather(rows_of(0, 3, 4, float32));
     context.barrier();
@@ -323,8 +323,8 @@ TEST(TensorCollectives, RanksWithOtherSummandsAreTold) {
   const std::string told = failure_of(2, [](Context& context) {
     (void)context.all_reduce(rows_of(0, context.rank() == 0 ? 3 : 2, 4, float32));
   });
-  EXPECT_NE(told.find("sums float32 [3, 4]"), std::string::npos) << told;
-  EXPECT_NE(told.find("sums float32 [2, 4]"), std::string::npos) << told;
+  EXPECT_NE(told.find("all_reduce of float32 [3, 4]"), std::string::npos) << told;
+  EXPECT_NE(told.find("all_reduce of float32 [2, 4]"), std::string::npos) << told;
 }
 
 // A plan counts the bytes that come from others, and holds what a rank holds.
@@ -358,6 +358,22 @@ TEST(TensorCollectives, PlansCountIt) {
       EXPECT_EQ(measure_memory(context).of(MemoryKind::communication),
                 planned.memory.of(MemoryKind::communication));
     });
+  }
+}
+
+// The call that the program made, with the shapes and the ranks, whether it is the first or not.
+TEST(TensorCollectives, MeansOfOtherShapesAreTold) {
+  for (const bool again : {false, true}) {
+    const std::string told = failure_of(2, [again](Context& context) {
+      for (const std::int64_t rows : {2, 4})
+        if (again) (void)context.mean(rows_of(0, rows, 3, float32));
+      (void)context.mean(rows_of(0, context.is_main() ? 2 : 4, 3, float32));
+    });
+    EXPECT_NE(told.find("rank 0"), std::string::npos) << told;
+    EXPECT_NE(told.find("'mean of float32 [2, 3]'"), std::string::npos) << told;
+    EXPECT_NE(told.find("'mean of float32 [4, 3]'"), std::string::npos) << told;
+    EXPECT_EQ(told.find("summands"), std::string::npos) << told;
+    EXPECT_EQ(told.find("sums"), std::string::npos) << told;
   }
 }
 

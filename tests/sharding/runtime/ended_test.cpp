@@ -2,6 +2,7 @@
 // and what cannot be had says why.
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -52,6 +53,35 @@ TEST(Ended, MovedFromModelsSaySo) {
              model = std::move(other);
              EXPECT_GT(model.clip_grad_norm(1.0), 0);
            });
+}
+
+// A write to what an ended model held would change no module. Reading it is no harm.
+TEST(Ended, WritesToFormerParametersAreRefused) {
+  for (const ShardingOptions& options : all_strategies(2)) {
+    for (const bool unwraps : {true, false}) {
+      launch(2, [&](Context& context) {
+        manual_seed(3);
+        ToyTransformer net;
+        std::optional<ShardedModel> model(fully_shard(net, context, options));
+        const std::vector<nn::NamedParameter> parameters = model->parameters();
+        if (unwraps) model->unwrap();
+        model.reset();
+        for (const auto& parameter : parameters) {
+          const std::vector<double> values = parameter.tensor.to_vector();
+          Tensor local = parameter.tensor;
+          const auto refuse = [&](const std::function<void()>& write) {
+            const std::string message = message_of<std::logic_error>(write);
+            EXPECT_NE(message.find("whose ShardedModel has ended: no module would see it"),
+                      std::string::npos)
+                << message;
+          };
+          if (local.elements() > 0) refuse([&] { local.data_as<float>()[0] = 7; });
+          refuse([&] { local.copy_from(Tensor::full(local.shape(), 7)); });
+          EXPECT_EQ(parameter.tensor.to_vector(), values);
+        }
+      });
+    }
+  }
 }
 
 TEST(Ended, ScopesMayOutliveTheirModel) {
