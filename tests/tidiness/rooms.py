@@ -13,7 +13,7 @@ ROOMS = {
     # For tests alone: the emulated GPU.
     "emulator": ("access", "scheduler", "runtime", "cuda", "cublas", "device", "nccl", "include/nvtx3"),
     "sharding": ("policy", "context", "memory", "profiler", "units", "runtime", ".", "plan"),
-    "checkpoint": ("state", ".", "io", "safetensors", "steps", "load", "save", "formats/pickle", "formats",
+    "checkpoint": ("state", "io", ".", "safetensors", "steps", "load", "save", "formats/pickle", "formats",
                    "formats/torch", "formats/dcp", "formats/deepspeed", "formats/llmc", "formats/step_folder",
                    "convert"),
     "tokenizers": ("text", "pipeline", "normalizers", "pre_tokenizers", "models", "files", "."),
