@@ -11,7 +11,7 @@
 namespace tessera::data {
 namespace {
 
-// Put together on the CPU, then moved to where the calling thread computes.
+// Gathers rows on the CPU, then moves them to the calling thread's default device.
 Tensor take_rows(const Tensor& source, const std::vector<std::int64_t>& rows) {
   Shape shape = source.shape();
   shape[0] = static_cast<std::int64_t>(rows.size());

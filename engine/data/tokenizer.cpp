@@ -1,4 +1,4 @@
-// What tokenizers have in common, and the byte tokenizer.
+// Functions that all tokenizers share, and the byte tokenizer.
 #include "engine/data/tokenizer.h"
 
 #include <utility>
