@@ -13,7 +13,7 @@ namespace tessera {
 class HomeProcess {
  public:
   HomeProcess();
-  // Whether this process is a fork()ed copy of that process.
+  // True if this process is a fork()ed copy of that process.
   [[nodiscard]] bool left() const noexcept;
   // Throws std::logic_error in a fork()ed copy; `what` names the operation that does not work
   // there.

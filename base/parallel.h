@@ -13,7 +13,7 @@ namespace tessera {
 int compute_threads();
 void set_compute_threads(int threads);
 
-// Whether the caller is one of several threads of a parallel_for.
+// True if the caller is one of several threads of a parallel_for.
 bool inside_parallel_for();
 
 // Call this before a library that uses the pool itself, such as oneDNN. It throws std::logic_error

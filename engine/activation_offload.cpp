@@ -144,8 +144,8 @@ ActivationOffload::Kept::~Kept() {
   for (Input& input : inputs_) {
     try {
       if (input.own) current_queue(owner_->device_).wait(input.copied);
-    } catch (const std::exception& error) {  // the device has failed: the next call on it reports so
-      std::fprintf(stderr, "dropping what was kept for a backward: %s\n", error.what());
+    } catch (const std::exception& error) {  // the next call on the failed device reports it
+      std::fprintf(stderr, "dropping inputs kept for a backward: %s\n", error.what());
     }
     owner_->give_back(std::move(input.host), std::move(input.copied));
   }

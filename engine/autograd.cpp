@@ -187,7 +187,8 @@ GradientSink::Slot GradientSink::wide_slot(int input) {
 
 GradientSink::Slot GradientSink::slot(int input, bool may_be_wide) {
   const Edge& edge = node_.inputs[static_cast<std::size_t>(input)];
-  TESSERA_REQUIRE(edge.wanted(), "{}: gradient slot of an input that wants none", node_.name);
+  TESSERA_REQUIRE(edge.wanted(), "{}: gradient slot of an input that requires no gradient",
+                  node_.name);
   if (edge.leaf) {
     Tensor gradient = leaf_gradient(edge.leaf);
     const bool wide = may_be_wide && gradient.dtype() == DType::float32 && size_of(edge.dtype) == 2;

@@ -62,8 +62,7 @@ void record(NamedOp op, std::initializer_list<Tensor> inputs, std::initializer_l
             BackwardFunction backward, Reads reads = Reads::anything);
 
 // For ops that take long: call it where they compute; record() follows. False if a function runs
-// again only for its backward and this value is no longer needed. The results may then stay
-// undefined.
+// again only for its backward, which does not need this value. The results may then stay undefined.
 bool value_is_needed();
 // Runs `compute`, which fills the `results` of an op's forward. In the second run of a function
 // that kept this op's results, takes those instead.
@@ -125,7 +124,7 @@ class SavedValue {
   [[noreturn]] void fail_changed() const;
 
   Tensor tensor_;
-  std::shared_ptr<std::uint64_t> version_;  // null: there is no graph, or no tensor
+  std::shared_ptr<std::uint64_t> version_;  // null: without a graph or a tensor
   std::uint64_t noted_ = 0;
 };
 

@@ -65,8 +65,8 @@ struct ModuleHooks {
   Hook before_forward;
   Hook after_forward;
   Hook abandon_forward;  // instead of after_forward if an exception left the call; never throws
-  Hook
-      expect_backward;  // a backward begins that will reach the call; called in the order of entering
+  Hook expect_backward;  // a backward begins that will reach the call; called in the order of
+                         // entering
   Hook before_backward;  // backward reaches the first node of the call
   Hook after_backward;   // no node of the call remains to run
 };

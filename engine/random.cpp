@@ -35,7 +35,7 @@ void begin_batch(const BatchPosition& position) {
 }
 
 void set_batch_part(std::int64_t part) {
-  TESSERA_REQUIRE(part >= 0, "there is no part {} of a batch", part);
+  TESSERA_REQUIRE(part >= 0, "a part of a batch cannot be negative: {}", part);
   generator.part = part;
 }
 

@@ -20,8 +20,8 @@ thread_local Region* second_run = nullptr;
 
 [[noreturn]] void fail_differs(const char* what) {
   misuse(
-      "a recomputed function {} in its second run: it must do the same again with what it was "
-      "given (was train() or eval() called between forward and backward?)",
+      "a recomputed function {} in its second run: it must repeat the same work on the same "
+      "inputs (was train() or eval() called between forward and backward?)",
       what);
 }
 

@@ -1,5 +1,5 @@
-// Scaled dot-product attention, blocked: scores live in tiles of fp32, T x T is never stored for a
-// batch.
+// Scaled dot-product attention in blocks: scores exist only in fp32 tiles, and the T x T matrix of
+// a batch is never stored.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace tessera::kernels {
 
-// Element (b, t, h, d) of a tensor lies at base + (b*length + t)*row_stride + h*head_dim + d, so
+// Element (b, t, h, d) of a tensor is at base + (b*length + t)*row_stride + h*head_dim + d, so
 // packed qkv projections [B*T, 3C] are read in place. Query head h uses key/value head h / (heads /
 // key_heads).
 struct AttentionShape {

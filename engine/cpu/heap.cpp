@@ -13,7 +13,7 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t small_alignment = 64;
-constexpr std::size_t large_block = std::size_t{1} << 20;  // from this size on, blocks are whole pages
+constexpr std::size_t large_block = std::size_t{1} << 20;  // from this size on: whole pages
 constexpr std::size_t page = 4096;
 constexpr std::size_t huge_page = std::size_t{2} << 20;
 
@@ -78,7 +78,7 @@ bool Heap::discard(std::byte* block, std::size_t bytes) {
 }
 
 void Heap::populate(std::byte* block, std::size_t bytes) {
-  (void)::madvise(block, bytes, MADV_POPULATE_WRITE);  // before Linux 5.14 the first write makes the pages
+  (void)::madvise(block, bytes, MADV_POPULATE_WRITE);  // before Linux 5.14: at the first write
 }
 
 }  // namespace tessera

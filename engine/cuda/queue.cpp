@@ -10,7 +10,7 @@
 namespace tessera::cuda {
 
 kernels::Queue Queue::native() {
-  bind_thread(context_.device);  // a launch reaches the stream's device only from a thread bound to it
+  bind_thread(context_.device);  // a launch works only from a thread bound to the device
   return {static_cast<kernels::cuda::Context*>(&context_)};
 }
 

@@ -63,7 +63,7 @@ std::int64_t TensorLoader::Epochs::take(Rank rank) {
 }
 
 void TensorLoader::Epochs::set_next(Rank rank, std::int64_t epoch) {
-  TESSERA_REQUIRE(epoch >= 0, "there is no epoch {}", epoch);
+  TESSERA_REQUIRE(epoch >= 0, "an epoch cannot be negative: {}", epoch);
   const std::lock_guard lock(mutex_);
   next_[rank] = epoch;
 }

@@ -22,8 +22,7 @@ struct TensorLoaderOptions {
   std::int64_t batch_size = 1;  // samples of one rank in a step
   bool shuffle = false;
   std::uint64_t seed = 0;
-  bool drop_last =
-      false;  // else an epoch's last batches are filled up with its first samples
+  bool drop_last = false;  // else an epoch's last batches are filled up with its first samples
 };
 
 // One iteration is one epoch; each begin() after the first starts the next epoch. A loader, its

@@ -34,7 +34,7 @@ std::string ByteTokenizer::decode(std::span<const std::int32_t> ids) const {
 
 std::shared_ptr<const Tokenizer> make_tokenizer(std::string_view name) {
   TESSERA_CHECK(name == "bytes", ErrorCode::configuration,
-                "tokenizer {} is none of those that need no file; there is bytes", name);
+                "tokenizer {} is unknown; the only one that needs no file is bytes", name);
   return std::make_shared<ByteTokenizer>();
 }
 

@@ -44,12 +44,12 @@ class MemorySource {
   MemorySource& operator=(const MemorySource&) = delete;
 
   // A block. If necessary, all pools over this source first release the blocks that they keep for
-  // later. Null if there is no more memory.
+  // later. Null if memory is exhausted.
   [[nodiscard]] std::byte* obtain(std::size_t bytes);
 
   // Sizes of blocks of `bytes` are rounded up to a multiple of this.
   [[nodiscard]] virtual std::size_t granularity(std::size_t bytes) const = 0;
-  // Null if there is no more memory.
+  // Null if memory is exhausted.
   [[nodiscard]] virtual std::byte* take(std::size_t bytes) = 0;
   virtual void give_back(std::byte* block, std::size_t bytes) = 0;
   // True if give_back() is cheap in the middle of a step, while another queue may still use the

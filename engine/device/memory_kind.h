@@ -11,7 +11,8 @@
 namespace tessera {
 
 enum class MemoryKind : std::uint8_t {
-  parameters,     // values that the optimizer updates: master shards, or an unsharded module's parameters
+  parameters,     // values that the optimizer updates: master shards, or an unsharded module's
+                  // parameters
   gradients,      // reduced gradients, which the optimizer reads
   optimizer,      // moments
   communication,  // buffers of collectives: gathered parameters, gradients before their reduction

@@ -1,5 +1,5 @@
-// Attention backward: probabilities are computed anew from the log-sum-exps, tile by tile. One task
-// owns a key head with its query heads, so that its key and value gradients are summed in one fixed
+// Attention backward: recomputes the probabilities from the log-sum-exps, tile by tile. One task
+// owns a key head with its query heads, so its key and value gradients are summed in one fixed
 // order.
 #include <cmath>
 #include <limits>
@@ -12,7 +12,7 @@
 namespace tessera::kernels::cpu {
 namespace {
 
-// Keys to a tile: two tiles of scores and two of operands stay in the second-level cache.
+// Keys per tile: two tiles of scores and two of operands stay in the second-level cache.
 constexpr std::int64_t kTileColumns = 256;
 static_assert(kTileColumns <= kMostTileColumns);
 
@@ -145,7 +145,7 @@ class BackwardHead {
   BackwardScratch& scratch_;
   std::int64_t batch_, key_head_;
   HeadRows q_{}, k_{}, v_{}, dout_{};
-  HeadRows out_{}, narrow_dout_{};  // as the tensors are
+  HeadRows out_{}, narrow_dout_{};  // in the tensors' type
   const void* bias_ = nullptr;
   C* scores_ = nullptr;
   C* gradients_ = nullptr;

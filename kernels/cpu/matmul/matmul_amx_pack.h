@@ -1,12 +1,12 @@
-// Copies matrices of bfloat16 into the tiles that AMX multiplies. Included on x86 only.
+// Copies bfloat16 matrices into the tiles that AMX multiplies. Included on x86 only.
 #pragma once
 
 #include <immintrin.h>
 
 #include <cstdint>
 
-// A function that may use AMX and the AVX-512 that comes with it, in a file compiled for older
-// processors.
+// Marks a function that may use AMX and the AVX-512 that comes with it, in a file compiled for
+// older processors.
 #define TESSERA_AMX \
   __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
 
@@ -20,7 +20,7 @@ TESSERA_AMX inline __m512 widen(__m256i values) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16));
 }
 
-// To nearest even, as to_bfloat16() rounds; results too small for a normal number become zero.
+// Rounds to nearest even, like to_bfloat16(); results too small for a normal number become zero.
 TESSERA_AMX inline __m256i narrow(__m512 values) {
   return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(values));
 }

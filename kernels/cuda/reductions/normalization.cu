@@ -1,4 +1,4 @@
-// LayerNorm and RMSNorm forward: a block takes a row, which it holds in registers.
+// LayerNorm and RMSNorm forward: one block per row, which it holds in registers.
 #include "kernels/cuda/device/arithmetic.h"
 #include "kernels/cuda/device/block_reduce.h"
 #include "kernels/cuda/device/launch.h"
@@ -8,7 +8,7 @@
 namespace tessera::kernels::cuda {
 namespace {
 
-// What the norm reads: x, or x + residual rounded to T, which is stored in `sum`.
+// Loads the norm's input: x, or x + residual rounded to T, which is stored in `sum`.
 template <class T>
 __device__ __forceinline__ Vector<T> load_input(const GroupAccess<T>& access, const T* x,
                                                 const T* residual, T* sum, std::int64_t first) {
