@@ -26,7 +26,7 @@ class Node;
 // them instead of computing them.
 struct RecomputeOptions {
   OpSet keep = {};
-  // Takes inputs that are tensors of its GPU away between the two runs; none: they stay.
+  // Moves inputs on its GPU to the host between the two runs; null: they stay.
   std::shared_ptr<ActivationOffload> offload = nullptr;
 };
 

@@ -78,7 +78,7 @@ bool Heap::discard(std::byte* block, std::size_t bytes) {
 }
 
 void Heap::populate(std::byte* block, std::size_t bytes) {
-  (void)::madvise(block, bytes, MADV_POPULATE_WRITE);  // before Linux 5.14: at the first write
+  (void)::madvise(block, bytes, MADV_POPULATE_WRITE);  // before Linux 5.14: pages at first write
 }
 
 }  // namespace tessera

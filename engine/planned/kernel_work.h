@@ -1,5 +1,5 @@
 // The work of a kernel: its operations and the bytes that it must move, computed from its arguments
-// alone. Plans of time use these counts, and calibration divides the kernels' times by them.
+// alone. Plans of time use these counts, and calibration measures the same kernels with them.
 #pragma once
 
 #include <cstdint>

@@ -42,7 +42,7 @@ class Storage {
   // logic_error without memory.
   [[nodiscard]] std::byte* data() const;
   // For reading values outside computations: never asks the owner for memory. Throws a logic_error
-  // if there are none.
+  // if they are missing.
   void require_present() const {
     if (!present()) [[unlikely]]
       fail_missing();

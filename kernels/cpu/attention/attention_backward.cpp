@@ -72,7 +72,7 @@ class BackwardHead {
     const C* const saved = static_cast<const C*>(arguments_.log_sum_exp) +
                            (batch_ * s.heads + head) * s.query_length + first;
     for (std::int64_t r = 0; r < rows; ++r) {
-      // e^(score - inf) = 0 for every key of a row that sees nothing.
+      // e^(score - inf) = 0 for every key of a row without visible keys.
       constexpr C infinity = std::numeric_limits<C>::infinity();
       log_sum_exp_[r] = saved[r] == -infinity ? infinity : saved[r];
     }

@@ -38,7 +38,7 @@ class AttentionPlan {
   [[nodiscard]] HeadRows keys(const void* base, std::int64_t stride, std::int64_t batch,
                               std::int64_t key_head) const;
 
-  // In each of the tensors, the rows from `row` on of the next head, if there is a next head.
+  // A tensor of which rows_of_next_head() fetches the rows from `row` on, if there is a next head.
   struct Tensor {
     const void* base;
     std::int64_t row_stride;

@@ -33,12 +33,12 @@ struct Operand {
   bool transposed;
 };
 
-// b[depths, columns] with columns <= 32: for each 32 of k two tiles of 16 columns, in which a row
-// holds two consecutive k of every column. Zeros beyond the edges.
+// Packs b[depths, columns] with columns <= 32: two tiles of 16 columns for each 32 of k. A row of a
+// tile holds two consecutive k of every column. Zeros beyond the edges.
 void pack_b_panel(const Operand& b, std::int64_t depths, std::int64_t columns, std::uint16_t* out);
 
-// a[rows, depths]: blocks of 32 rows one after the other, in each for every 32 of k two tiles of 16
-// rows.
+// Packs a[rows, depths]: one block of 32 rows after another, with two tiles of 16 rows for each 32
+// of k.
 void pack_a_blocks(const Operand& a, std::int64_t rows, std::int64_t depths, std::uint16_t* out);
 
 }  // namespace tessera::kernels::cpu::amx

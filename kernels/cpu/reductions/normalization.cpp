@@ -256,7 +256,7 @@ HWY_EXPORT(NormBackwardVectors);
 void cpu::norm_forward(const NormForward& a, Queue) {
   TESSERA_REQUIRE(!a.rms || a.beta == nullptr, "norm_forward: RMSNorm takes no beta");
   TESSERA_REQUIRE((a.residual == nullptr) == (a.sum == nullptr),
-                  "norm_forward: residual and sum come together, or neither does");
+                  "norm_forward: give both residual and sum, or neither");
   HWY_DYNAMIC_DISPATCH(NormForwardVectors)(a);
 }
 void cpu::norm_backward(const NormBackward& a, Queue) {

@@ -12,8 +12,8 @@
 //   #if HWY_ONCE ... HWY_EXPORT / HWY_DYNAMIC_DISPATCH ... #endif
 //
 // A storage type T (float, double, BFloat16, Float16) is loaded as Vec<T>: lanes of float, or of
-// double for double. A tail goes through the same vector arithmetic as whole vectors, so that where
-// an array is cut cannot change an element's bits.
+// double for double. A tail uses the same vector arithmetic as whole vectors, so the split of an
+// array cannot change an element's bits.
 #if defined(TESSERA_KERNELS_CPU_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TESSERA_KERNELS_CPU_SIMD_INL_H_
 #undef TESSERA_KERNELS_CPU_SIMD_INL_H_

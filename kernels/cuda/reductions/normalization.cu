@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(threads, resident_blocks<threads, 96>)
 void norm_forward(const NormForward& a, Queue queue) {
   if (a.rms && a.beta != nullptr) misuse_of("norm_forward", "RMSNorm takes no beta", a.dim);
   if ((a.residual == nullptr) != (a.sum == nullptr)) {
-    misuse_of("norm_forward", "residual and sum come together, or neither does", a.dim);
+    misuse_of("norm_forward", "give both residual and sum, or neither", a.dim);
   }
   for_floating(a.dtype, "norm_forward", [&](auto tag) {
     using T = typename decltype(tag)::type;
