@@ -1,4 +1,4 @@
-// The memory that a rank of this host may still take: free memory of the machine, limits of its
+// The memory that a rank of this host may still take: free memory of the node, limits of its
 // control groups, and the process's own limit.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The GPUs of this machine, and the one to which a thread is bound.
+// The GPUs of this host, and the one to which a thread is bound.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,7 +10,7 @@ namespace tessera::cuda {
 struct Availability {
   int count = 0;
   std::string reason;   // why the count is 0; else empty
-  bool driver = false;  // the machine has an NVIDIA driver, usable or not
+  bool driver = false;  // the host has an NVIDIA driver, usable or not
 };
 // Looked up once, in CUDA's first call: from then on kernels are loaded with the device's context
 // (CUDA_MODULE_LOADING, unless the environment sets it). Never throws: any failure counts as no

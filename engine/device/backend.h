@@ -32,7 +32,7 @@ class Backend {
   [[nodiscard]] virtual int device_count() const = 0;
   // "this build has no CUDA", "no NVIDIA driver"; empty if there is a device.
   [[nodiscard]] virtual std::string unavailable_reason() const = 0;
-  // True if the machine has the driver for such devices, so that the user should know if none is
+  // True if the host has the driver for such devices, so that the user should know if none is
   // usable.
   [[nodiscard]] virtual bool installed() const { return true; }
   // All usable devices. Does not initialise them: makes no context and binds no thread.

@@ -113,10 +113,10 @@ struct MemoryPool::State {
     return (wanted + quarter - 1) / quarter * quarter;
   }
 
-  // How much larger than `wanted` a free block may be for a lent block that comes back. Such a
-  // block has pages; a new one would need them. The unused part is missing elsewhere if the other
-  // lent blocks come back before blocks are freed, so it is limited to the spare memory, and may be
-  // 0.
+  // The extra size that a free block may have for a lent block of `wanted` bytes that comes back.
+  // Such a block has pages; a new one would need them. The unused part is missing elsewhere if the
+  // other lent blocks come back before blocks are freed, so it is limited to the spare memory, and
+  // may be 0.
   [[nodiscard]] std::size_t slack_of_return(std::size_t wanted) const {
     const auto above = [](std::size_t all, std::size_t part) { return all - std::min(all, part); };
     const std::size_t now = above(stats.peak_in_use, stats.in_use + idle);
@@ -137,8 +137,8 @@ struct MemoryPool::State {
     return block;
   }
 
-  // How much the pool may hold: a little more than the peak of memory in use. Without the extra,
-  // the step's peak moves pages between sizes. If sizes vary, the extra is an eighth.
+  // The bytes that the pool may hold: a little more than the peak of memory in use. Without the
+  // extra, the step's peak moves pages between sizes. If sizes vary, the extra is an eighth.
   [[nodiscard]] std::size_t enough(std::size_t more) const {
     return std::max(stats.peak_in_use + spare(), stats.in_use + more);
   }
