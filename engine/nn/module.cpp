@@ -24,7 +24,7 @@ std::string join(const std::string& prefix, const std::string& name) {
   return prefix.empty() ? name : prefix + "." + name;
 }
 
-// `seen` has modules and parameters.
+// `seen` contains modules and parameters.
 void collect_parameters(const Module& module, const std::string& prefix,
                         std::unordered_set<const void*>& seen, std::vector<NamedParameter>& out) {
   if (!seen.insert(&module).second) return;
@@ -119,8 +119,8 @@ void Module::refuse_forward_hooks() const {
 
 void Module::set_hooks(std::shared_ptr<const ModuleHooks> hooks) {
   TESSERA_REQUIRE(!hooks || !hooks_,
-                  "{} has the hooks of {} already, which follow its calls; programs have "
-                  "register_forward_hook() and register_forward_pre_hook(), as many as they like",
+                  "{} already has the hooks of {}, which follow its calls; use "
+                  "register_forward_hook() and register_forward_pre_hook() instead",
                   class_name(), hooks_->owner);
   hooks_ = std::move(hooks);
 }
@@ -137,8 +137,8 @@ void Module::refuse_recompute() const {
 
 void Module::refuse_precision() const {
   misuse(
-      "{} cannot compute in another dtype than what is around it: its forward returns something "
-      "else than a tensor or two, or changes an argument",
+      "{} cannot compute in another dtype than its surroundings: its forward must return one or "
+      "two tensors, and must not change an argument",
       class_name());
 }
 
@@ -153,7 +153,7 @@ Tensor in_precision(const Tensor& tensor, DType dtype) {
 }  // namespace detail
 
 void Module::replace_own_parameter(const Tensor& old, const Tensor& tensor) {
-  const Tensor kept(old.impl());  // `old` may be what is replaced
+  const Tensor kept(old.impl());  // `old` may be the tensor that is replaced
   for (auto& [name, parameter] : parameters_) {
     if (parameter.impl() == kept.impl()) parameter = tensor;
   }

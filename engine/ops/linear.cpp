@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-// x [rows, in] times a weight in either layout.
+// The shape of x [rows, in] times a weight in either layout.
 struct LinearShape {
   std::int64_t rows, in, out;
   WeightLayout layout;
@@ -74,7 +74,7 @@ void input_gradient(const LinearShape& s, const Tensor& dout, const Tensor& weig
                   .out_dtype = s.dtype});
 }
 
-// Rounded to no more than the slot is, which may be float32 where the weight is of 16 bits.
+// Rounds only to the slot's dtype, which may be float32 for a 16-bit weight.
 void weight_gradient(const LinearShape& s, const Tensor& x, const Tensor& dout,
                      const autograd::GradientSink::Slot& dw) {
   const Tensor& left = s.transposed() ? dout : x;   // rows of the weight
@@ -235,8 +235,7 @@ Tensor bias_gelu_linear(const Tensor& x, const Tensor& bias_in, const Tensor& we
         if (sink.wants(3)) bias_gradient(s, dout[0], sink.slot(3));
         Tensor dh = Tensor::empty(in.shape(), s.dtype, in.device());
         input_gradient(s, dout[0], saved_weight.get(), {dh, false});
-        // The activation is computed again, over the pre-activation when nobody else
-        // needs that.
+        // Computes the activation again, over the pre-activation if no other tensor shares it.
         Tensor h;
         if (sink.wants(2)) {
           const bool in_place = autograd::sole_owner(in) && !autograd::keeps_graph();

@@ -63,7 +63,7 @@ TEST(IgnoredModulesRecipe, BadValuesAreRefusedByOneLine) {
   const std::string key = "sharding.ignored_modules";
   const std::vector<std::pair<Settings, std::string>> cases = {
       {{{key, "[]"}}, ": sharding.ignored_modules is an empty list; name modules, as [lm_head, "},
-      {{{key, "'('"}}, ": sharding.ignored_modules: \"(\" is no regular expression"},
+      {{{key, "'('"}}, ": sharding.ignored_modules: \"(\" is not a regular expression"},
       {{{key, "[transformer.h.9]"}},
        ": sharding.ignored_modules: no module is called \"transformer.h.9\"; transformer.h has 0, "
        "1"},

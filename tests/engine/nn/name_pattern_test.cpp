@@ -54,10 +54,10 @@ TEST(NamePattern, NamesThatAreNotUtf8MatchNothingButTheirPart) {
 
 TEST(NamePattern, WhatIsNoExpressionIsRefusedWithItsPlace) {
   EXPECT_EQ(refusal("(q"),
-            "here: \"(q\" is no regular expression: missing closing parenthesis, at byte 2");
-  EXPECT_NE(refusal("\xff").find("no regular expression"), std::string::npos);
-  EXPECT_NE(refusal("\\C").find("no regular expression"), std::string::npos);
-  EXPECT_NE(refusal("a{" + std::string(60, '9') + "}").find("no regular expression"),
+            "here: \"(q\" is not a regular expression: missing closing parenthesis, at byte 2");
+  EXPECT_NE(refusal("\xff").find("not a regular expression"), std::string::npos);
+  EXPECT_NE(refusal("\\C").find("not a regular expression"), std::string::npos);
+  EXPECT_NE(refusal("a{" + std::string(60, '9') + "}").find("not a regular expression"),
             std::string::npos);
 }
 
@@ -69,16 +69,17 @@ TEST(NamePattern, NoReferenceHasSixtyDigits) {
     EXPECT_TRUE(matches("\\" + digits, digits));
     EXPECT_FALSE(matches("\\" + digits, "a"));
   } else {
-    EXPECT_NE(said.find("\" is no regular expression: "), std::string::npos) << said;
+    EXPECT_NE(said.find("\" is not a regular expression: "), std::string::npos) << said;
     EXPECT_NE(said.find(", at byte "), std::string::npos) << said;
   }
 }
 
 TEST(NamePattern, NothingGoesDeepOrOnForEver) {
-  EXPECT_NE(refusal(std::string(8000, '(') + std::string(8000, ')')).find("no regular expression"),
-            std::string::npos);
+  EXPECT_NE(
+      refusal(std::string(8000, '(') + std::string(8000, ')')).find("not a regular expression"),
+      std::string::npos);
   EXPECT_NE(refusal(std::string(20000, 'a')).find("20000 bytes"), std::string::npos);
-  EXPECT_NE(refusal("((a{999}){999}){999}").find("no regular expression"), std::string::npos);
+  EXPECT_NE(refusal("((a{999}){999}){999}").find("not a regular expression"), std::string::npos);
   EXPECT_NE(refusal("(a+)+[bc]", std::string(200, 'a')).find("gives up on the name a"),
             std::string::npos);
 }

@@ -304,8 +304,9 @@ TEST(IgnoredModules, AreRefusedByName) {
   EXPECT_EQ(ignored_refusal(options),
             "ignored_modules: no module's whole name matches \"block\"; a name is as norm");
   options.ignored_pattern = "blocks.(";
-  EXPECT_NE(ignored_refusal(options).find("ignored_modules: \"blocks.(\" is no regular expression"),
-            std::string::npos);
+  EXPECT_NE(
+      ignored_refusal(options).find("ignored_modules: \"blocks.(\" is not a regular expression"),
+      std::string::npos);
   options = ignoring(plain, {"blocks.1"});
   options.wrap = WrapPolicy::list({"blocks.0", "blocks.1.attention"});
   EXPECT_EQ(ignored_refusal(options),

@@ -397,8 +397,8 @@ TEST(UserModuleParts, AReaderOfAnothersParameterIsToldOfReadsParameter) {
           [&] { (void)train_reader(Strategy::full_shard, false); }),
       "unit table is sharded now: its parameters can be read inside their module's forward "
       "and backward, or within an unsharded(model) scope; a module whose forward reads "
-      "another's parameter says so in its constructor, by reads_parameter(tensor) (in head, of "
-      "class HeadOverTable)");
+      "another's parameter must declare it in its constructor, by reads_parameter(tensor) (in "
+      "head, of class HeadOverTable)");
   EXPECT_TRUE(
       same_bits(train_reader(Strategy::no_shard, true), train_reader(Strategy::full_shard, true)));
 }
