@@ -57,8 +57,7 @@ class SharedBuffer final : public Buffer {
 
   std::shared_ptr<Group> group_;
   std::unique_ptr<Segment> segment_;
-  std::shared_ptr<DeviceBuffer>
-      on_device_;  // null on the CPU; destroyed before the segment, whose range is its key
+  std::shared_ptr<DeviceBuffer> on_device_;  // null on the CPU; destroyed before the segment
   std::string name_;
   std::size_t bytes_;
   Sharing sharing_;

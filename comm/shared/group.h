@@ -114,8 +114,7 @@ class Group {
 
   std::shared_ptr<Job> job_;
   std::unique_ptr<Segment> segment_;
-  std::shared_ptr<RoundPoints>
-      points_;  // null on the CPU; destroyed before the segment, whose range is its key
+  std::shared_ptr<RoundPoints> points_;  // null on the CPU; destroyed before the segment
   std::uint64_t where_;
   std::vector<int> members_;
   std::string name_;

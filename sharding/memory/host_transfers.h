@@ -43,8 +43,7 @@ class ParameterUploads {
   std::shared_ptr<Storage> memory_;
   std::array<PointHandle, pieces> writable_;
   std::size_t next_ = 0;
-  std::unique_ptr<DeviceQueue>
-      queue_;  // destroyed, after a wait, before the memory that it copies to
+  std::unique_ptr<DeviceQueue> queue_;  // destroyed, after a wait, before memory_
 };
 
 // Belongs to the reduce stream. A unit's gradient is summed in memory of the GPU, while the

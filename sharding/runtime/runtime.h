@@ -312,9 +312,8 @@ class Runtime {
   std::vector<nn::Module*> hooked_;
   std::unique_ptr<RecomputedModules> recomputed_;
   std::unique_ptr<KeptPrecision> kept_;
-  std::shared_ptr<Runtime*> self_;  // for hooks of graphs that live longer
-  std::unique_ptr<Stream>
-      gather_stream_;  // last members: their threads stop before the rest is destroyed
+  std::shared_ptr<Runtime*> self_;         // for hooks of graphs that live longer
+  std::unique_ptr<Stream> gather_stream_;  // last members: their threads end first
   std::unique_ptr<Stream> reduce_stream_;
   std::unique_ptr<Stream> across_stream_;  // of HYBRID_*: sums between replicas
 };
