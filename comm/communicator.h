@@ -102,7 +102,7 @@ struct ReducedRange {
   void* out = nullptr;
 };
 
-// What the threads of a rank do besides waiting in a collective.
+// Activities of a rank's threads besides waiting in a collective.
 enum class Activity : std::uint8_t {
   worker_begins,  // work for the rank on another thread than its own (a side stream's worker)
   worker_ends,

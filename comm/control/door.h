@@ -1,10 +1,10 @@
 // How a connection of the control plane begins: both ends prove to each other that they know the
 // job's key before either identifies itself.
 //
-//   caller: knock      which meeting it looks for, and a nonce
+//   caller: knock      the id of the meeting, and a nonce
 //   host:   challenge  a nonce, and its proof over both
-//   caller: hello      its proof over both, and who it is
-//   host:   hello      who it is; or a refusal that says why not
+//   caller: hello      its proof over both, and its introduction
+//   host:   hello      its introduction; or a refusal with the reason
 //
 // Without a key the proofs are empty, and any caller that knows the meeting's id is admitted. The
 // key authenticates the two ends when a connection begins; later traffic is neither encrypted nor

@@ -39,7 +39,7 @@ class JobKey {
   static JobKey from_file(const std::filesystem::path& path);
   static JobKey made();
 
-  // False: there is no key, and no proof is required.
+  // False: the job has no key and requires no proof.
   [[nodiscard]] bool given() const { return !text_.empty(); }
   // The user has declined a key.
   [[nodiscard]] bool declined() const { return declined_; }

@@ -18,7 +18,7 @@ namespace tessera::comm {
 // One rank's network; thread-safe.
 class Network {
  public:
-  // Called regularly by code that waits for other ranks; throws when there is no need to wait.
+  // Called regularly by code that waits for other ranks; throws when the wait must end.
   using Look = std::function<void()>;
   struct Peer {
     int number = 0;  // in the communicator

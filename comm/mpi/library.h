@@ -30,7 +30,7 @@ class Mpi {
   struct Request {
     std::uintptr_t handle = 0;
   };
-  using Look = std::function<void()>;  // throws when there is no need to wait any longer
+  using Look = std::function<void()>;  // throws when the wait must end
 
   Mpi() = default;
   virtual ~Mpi() = default;

@@ -22,7 +22,7 @@ class Arena {
  public:
   virtual ~Arena() = default;
 
-  // Address space for `bytes` of zeros. One rank calls it and tells the others where the range is.
+  // Address space for `bytes` of zeros. One rank calls it and sends the place to the others.
   virtual std::uint64_t reserve(std::size_t bytes) = 0;
   // Makes the range addressable in this rank. Nothing may be touched before it is committed.
   virtual std::byte* map(std::uint64_t where, std::size_t bytes) = 0;
@@ -44,8 +44,8 @@ std::unique_ptr<Arena> make_anonymous_arena();
 // first byte of the file that belongs to no range, and lies in memory that all processes share.
 std::unique_ptr<Arena> make_file_arena(int descriptor, std::atomic<std::uint64_t>& next_free);
 
-// Extends the file, zero-filled, to hold [offset, offset + bytes); Error(out_of_memory) when there
-// is no room.
+// Extends the file, zero-filled, to hold [offset, offset + bytes); Error(out_of_memory) when
+// memory is short.
 void commit_file_range(int descriptor, std::uint64_t offset, std::size_t bytes);
 
 // At the beginning of every range: the number of ranks that still hold it.

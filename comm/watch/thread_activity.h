@@ -23,8 +23,7 @@ class ThreadActivity {
   // Looks at all threads of this process except the watchers.
   void look();
 
-  // Whether a thread moved between the last two looks. Threads that have begun meanwhile have
-  // moved.
+  // True when the thread moved between the last two looks, or began between them.
   [[nodiscard]] bool moved(pid_t thread) const;
   [[nodiscard]] bool any_moved_but(const std::set<pid_t>& left_out) const;
 

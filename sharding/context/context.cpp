@@ -1,4 +1,4 @@
-// Context over a communicator.
+// The implementation of Context over a communicator.
 #include "sharding/context/context.h"
 
 #include <fmt/format.h>
@@ -45,7 +45,7 @@ Tensor Context::all_reduce(const Tensor& x) const {
 }
 
 Tensor Context::mean(const Tensor& x) const {
-  // A factor that fp64's sums are multiplied by has to have its precision.
+  // A factor for sums in fp64 needs the precision of fp64.
   if (x.dtype() == float64) return all_reduce(x) * (1.0 / world_size());
   return collectives_->all_reduce(x, 1.0f / static_cast<float>(world_size()));
 }
@@ -60,10 +60,10 @@ Tensor Context::gather_for_metrics(const Tensor& values, const data::TensorLoade
 
 Tensor Context::gather_for_metrics(const Tensor& values, std::int64_t samples) const {
   TESSERA_REQUIRE(values.dimensions() > 0,
-                  "gather_for_metrics of a scalar: give one value a sample");
+                  "gather_for_metrics of a scalar: give one value per sample");
   TESSERA_REQUIRE(
       samples >= 0 && values.size(0) >= samples,
-      "gather_for_metrics of {} rows for a batch of {} samples: give one value a sample",
+      "gather_for_metrics of {} rows for a batch of {} samples: give one value per sample",
       values.size(0), samples);
   std::vector<std::int64_t> sizes(values.shape().sizes().begin(), values.shape().sizes().end());
   sizes[0] = 1;
@@ -103,7 +103,7 @@ double Context::max(double value) const {
   double largest = value;
   for (const std::string& part : communicator_->exchange(bytes_of(value), metrics_tag)) {
     const double other = number_in(part);
-    if (std::isnan(other) || other > largest) largest = other;  // NaN wins, on every rank alike
+    if (std::isnan(other) || other > largest) largest = other;  // NaN wins, on every rank
     if (std::isnan(largest)) break;
   }
   return largest;

@@ -24,7 +24,7 @@ enum class BackwardPrefetch : std::uint8_t {
   post,  // ... when it ends: one buffer less in flight, less overlap
 };
 
-// What a module keeps of its forward for its backward.
+// The results of its forward that a module keeps for its backward.
 enum class ActivationCheckpointing : std::uint8_t {
   none,       // everything that backward reads
   full,       // the inputs: the rest is computed again
@@ -64,10 +64,10 @@ struct OffloadOptions {
 // Error(configuration) for impossible options: files without a folder, a GPU's state in files.
 void check_offload(const OffloadOptions& options, DeviceType device);
 
-// What happens to a unit's gathered parameters after its forward, as in FSDP2. true: they are
-// freed, and gathered again for the backward. false: they stay until the backward is done. N: they
-// are freed, but N consecutive ranks keep one copy together, from which they are gathered until
-// they change (ZeRO++'s hpZ); N divides the ranks that hold one copy; 1 means false, all of them
+// The fate of a unit's gathered parameters after its forward, as in FSDP2. true: they are freed,
+// and gathered again for the backward. false: they stay until the backward is done. N: they are
+// freed, but N consecutive ranks keep one copy together, from which they are gathered until they
+// change (ZeRO++'s hpZ); N divides the ranks that hold one copy; 1 means false, all of them
 // means true.
 using ReshardAfterForward = std::variant<bool, int>;
 

@@ -1,5 +1,5 @@
-// Where the time of a step goes: the recorder behind `log.trace` and `log.summary`; programs can
-// use it too.
+// The time of a step by activity: the recorder behind `log.trace` and `log.summary`, which programs
+// can use too.
 //
 //   const std::shared_ptr<ts::StepRecorder> recorder = model.record();
 //   recorder->begin_step(1);  ...forward, backward...

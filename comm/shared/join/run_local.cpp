@@ -56,7 +56,7 @@ void run_rank(const SingleProcess& process, const std::shared_ptr<Job>& job,
     job->abort(exception.what());
   } catch (...) {
     first.keep(std::current_exception());
-    job->abort("an exception that is not a std::exception");
+    job->abort("an exception other than std::exception");
   }
 }
 
