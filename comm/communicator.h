@@ -1,7 +1,7 @@
 // The communicator interface: the operations that the sharding code needs of a group of ranks.
 //
 // Collectives work on `Buffer`s, memory that the communicator allocates so that it can be shared
-// between the ranks (or registered with a network): on one host an all-gather copies nothing, since
+// between the ranks (or registered with a network): on one node an all-gather copies nothing, since
 // all ranks map one buffer. Every call blocks the calling thread; callers get asynchrony when they
 // call from the worker of a side stream. Calls on one communicator must come from one thread at a
 // time and in the same order on every rank; use duplicate() for a second, independent channel. A
@@ -71,10 +71,10 @@ class Buffer {
   virtual void release() = 0;
 };
 
-// A run of bytes of a one_copy buffer that is size() equal shares, rank after rank.
+// A run of bytes of a one_copy buffer that consists of size() equal shards, in rank order.
 struct GatheredRange {
   std::size_t first = 0;
-  std::size_t bytes = 0;  // of all shares
+  std::size_t bytes = 0;  // of all shards
   // The format in which shards travel between ranks. Their elements are of `dtype`, and
   // kernels::Wire has already rounded them to the format, block by block from each shard's
   // beginning, so nothing is lost.

@@ -25,8 +25,8 @@ struct World {
   int nodes = 1;
   std::string master_address = "127.0.0.1";
   int master_port = 29500;
-  std::string run_id{};  // TORCHELASTIC_RUN_ID or what tessera launch sets; keeps two jobs on one
-                         // host apart
+  std::string run_id{};  // TORCHELASTIC_RUN_ID or what tessera launch sets; separates two jobs on
+                         // one node
 };
 
 // Reads the environment; one rank when neither RANK nor WORLD_SIZE is set. A missing partner, or a

@@ -127,7 +127,7 @@ class HostsCommunicator::EncodedShares {
   HostsCommunicator& comm_;
   Transport& transport_;
   std::vector<Share> shares_;
-  std::vector<Range> elements_;                                      // of each share
+  std::vector<Range> elements_;                                      // of each shard
   std::int64_t largest_ = std::numeric_limits<std::int64_t>::max();  // of a piece
   std::optional<Pieces<std::vector<Range>>> outgoing_;
   std::array<Outgoing, 2> sending_;

@@ -49,7 +49,7 @@ SumOverHosts sum_over_hosts(const Topology& topology, int group, Travelling cont
 }
 
 ReductionScratch reduction_scratch(const Topology& topology, const SumOverHosts& plan) {
-  std::size_t parts = 0;  // of a piece, from the other hosts
+  std::size_t parts = 0;  // of a piece, from the other nodes
   for (int host = 0; host < topology.hosts(); ++host) {
     if (host != topology.own_host()) parts += plan.by_host ? 1 : topology.ranks_of(host).size();
   }

@@ -39,7 +39,7 @@ struct Travelling {
   void decode(std::byte* travels, std::int64_t count, std::byte* elements) const;
 };
 
-// The type of host sums and partial results.
+// The type of nodes' sums and partial results.
 inline DType wide_of(DType dtype) {
   return dtype == DType::float64 ? DType::float64 : DType::float32;
 }

@@ -19,7 +19,7 @@ void Recorder::note(const RecordedCollective& collective, Device device) {
   LoggedWork work;
   work.kind = LoggedWork::Kind::outside;
   work.outside = collectives_.size();
-  // Small messages go between the hosts, from the rank's own thread.
+  // Small messages go between the CPUs, from the rank's own thread.
   const bool message = collective.op == Op::exchange || collective.op == Op::broadcast ||
                        collective.op == Op::barrier;
   work.lane = message ? WorkLog::host : planned_lane(device);

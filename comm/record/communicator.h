@@ -85,7 +85,7 @@ class RecordCommunicator final : public Communicator {
   RecordedWorld world_;
   std::shared_ptr<Recorder> recorder_;
   HeldBlock scratch_;
-  HeldBlock sums_;  // of all_reduce over hosts
+  HeldBlock sums_;  // of all_reduce over nodes
   bool has_sums_ = false;
   std::size_t scratch_bytes_ = 0;
 };

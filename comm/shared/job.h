@@ -73,7 +73,7 @@ struct Surroundings {
   std::vector<int> world_ranks{};                        // the numbers of the job's ranks there
   std::shared_ptr<StandstillWatch> watch{};              // over this rank, instead of the job's own
   std::function<void(const Call&)> look{};               // throws when the world has failed
-  std::function<void(std::string_view)> tell_failure{};  // of this job, to the other hosts
+  std::function<void(std::string_view)> tell_failure{};  // of this job, to the other nodes
 };
 
 // One rank's view of the job.

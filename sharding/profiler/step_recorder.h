@@ -48,9 +48,8 @@ struct StepRecord {
   std::int64_t unit_passes = 0;  // forwards and backwards of units, handled by the schedule
   std::vector<CollectiveTotal> collectives;
   std::vector<Span> spans;  // ordered by time within a lane, lanes in no order
-  // Lost spans of the step: the sums include the host's times of spans beyond the last of a
-  // million, and nothing of spans that a side stream's full queue lost. Then the lost spans after
-  // the step.
+  // Lost spans of the step, then those after it. Of spans beyond a million, the sums include what
+  // the host knew; spans that a side stream's full queue lost are in no sum.
   std::uint64_t lost = 0;
   std::uint64_t lost_behind = 0;
   [[nodiscard]] double seconds() const { return static_cast<double>(end - begin) * 1e-9; }
