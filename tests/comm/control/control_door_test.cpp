@@ -338,7 +338,7 @@ TEST(ControlDoor, SeveralHostsNeedAKey) {
     FAIL() << "there is no key";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::configuration);
-    expect_parts(error.what(), {"a job over several hosts needs a key", "TESSERA_JOB_KEY",
+    expect_parts(error.what(), {"a job over several hosts needs a secret key", "TESSERA_JOB_KEY",
                                 "TESSERA_JOB_KEY_FILE", "TESSERA_JOB_KEY=none"});
   }
   try {
