@@ -64,7 +64,7 @@ struct OffloadOptions {
 // Error(configuration) for impossible options: files without a folder, a GPU's state in files.
 void check_offload(const OffloadOptions& options, DeviceType device);
 
-// The fate of a unit's gathered parameters after its forward, as in FSDP2. true: they are freed,
+// How long a unit's gathered parameters stay after its forward, as in FSDP2. true: they are freed,
 // and gathered again for the backward. false: they stay until the backward is done. N: they are
 // freed, but N consecutive ranks keep one copy together, from which they are gathered until they
 // change (ZeRO++'s hpZ); N divides the ranks that hold one copy; 1 means false, all of them
@@ -114,8 +114,8 @@ struct ShardingOptions {
   // changes them, so gradient accumulation gathers nothing again.
   // ShardedModel::set_reshard_after_backward.
   bool reshard_after_backward = true;
-  // The number of pooled units that are whole at a time, including the present one: one less are
-  // gathered ahead. 1: none is. Units inside one another each count as one with those around them.
+  // The number of pooled units that are whole at a time, including the present one; the others are
+  // gathered ahead. 1: none. Units inside one another each count as one with those around them.
   int limit_all_gathers = 2;
   // For the HYBRID strategies: the number of consecutive ranks that hold one copy together. Divides
   // the world.

@@ -105,7 +105,7 @@ class Recording {
   Moment anchor_;
   Taken current_, before_;
   StepRecord last_;
-  std::vector<Span> all_reduces_;  // of the step that is worked up
+  std::vector<Span> all_reduces_;  // of the step under evaluation
 };
 
 // The work of a side stream's worker during the scope, in the worker's queue.

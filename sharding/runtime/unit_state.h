@@ -66,7 +66,7 @@ struct UnitState {
   bool asked_for = false;                          // by unshard(), and not used yet
   Event gathered;
   comm::Phase gather_phase = comm::Phase::other;  // its purpose
-  PointHandle uploaded;  // by then a gather, which has been awaited, has read masters on the host
+  PointHandle uploaded;  // at this point an awaited gather has read masters on the host
 
   std::shared_ptr<comm::Buffer> gradient_buffer;  // while backward writes into it
   GradientMemory own_gradient;                    // of units that do not share the pool
