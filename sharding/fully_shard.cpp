@@ -1,4 +1,4 @@
-// ShardedModel over the runtime.
+// The implementation of ShardedModel over the runtime.
 #include "sharding/fully_shard.h"
 
 #include <fmt/format.h>
@@ -31,7 +31,7 @@ kernels::ExactSum sum_in(const std::string& bytes) {
   return sum;
 }
 
-// Of gradients in a file piece by piece; a piece ends a block of the sum.
+// Gradients in a file come piece by piece; the end of a piece is the end of a block of the sum.
 template <class Add>
 void for_pieces(const optim::GradientRun& run, const Add& add) {
   const FilePlace& place = run.storage->file();
@@ -42,10 +42,10 @@ void for_pieces(const optim::GradientRun& run, const Add& add) {
       [&](ElementRange range, std::span<std::byte* const> where) { add(where[0], range.count); });
 }
 
-// Of the gradients that a rank holds: all units' sums in one accumulator of the memory that they
-// lie in, and one wait for it. Padding is zero and each parameter begins a block of the sum, so a
-// run over several gives the same bits as each by itself. Gradients on the host come there in the
-// order of the backward, and each is summed when it is there.
+// The sum of squares of the gradients that a rank holds. All units' sums go into one accumulator in
+// the gradients' memory, with one wait for it. Padding is zero and each parameter begins a block of
+// the sum, so a run over several gives the same bits as each by itself. Gradients on the host
+// arrive in the order of the backward; each is summed as soon as it has arrived.
 kernels::ExactSum local_sum_of_squares(const Runtime& runtime,
                                        const optim::ParameterFilter& filter) {
   const bool on_host = runtime.options().offload.gradients == Placement::host;

@@ -1,4 +1,4 @@
-// Context over a communicator.
+// The implementation of Context over a communicator.
 #include "sharding/context/context.h"
 
 #include <fmt/format.h>
@@ -105,7 +105,7 @@ double Context::max(double value) const {
   double largest = value;
   for (const std::string& part : communicator_->exchange(bytes_of(value), metrics_tag)) {
     const double other = number_in(part);
-    if (std::isnan(other) || other > largest) largest = other;  // NaN wins, on every rank alike
+    if (std::isnan(other) || other > largest) largest = other;  // NaN wins, on every rank
     if (std::isnan(largest)) break;
   }
   return largest;

@@ -1,4 +1,4 @@
-// From what a program throws to its exit code.
+// Converts a program's exceptions to its exit code.
 #include "sharding/context/run.h"
 
 #include <cerrno>
@@ -11,10 +11,10 @@
 namespace tessera {
 namespace {
 
-// The exit code of what is still to be written; 0: it is.
+// The exit code of flushing the remaining output; 0: all is written.
 int flush_stdout() {
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return 0;
-  // Nobody reads any more, as in `tessera env | head -1`: no error of ours.
+  // The reader has left, as in `tessera env | head -1`: not an error.
   if (errno == EPIPE) return 0;
   const int reason = errno;
   const int code = static_cast<int>(full_disk_or_runtime(reason));

@@ -1,4 +1,4 @@
-// Gathering and summing of tensors, with gradients.
+// Gathers and sums tensors, with gradients.
 #include "sharding/context/tensor_collectives.h"
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// Checksums of parameters, exchanged; broadcasts of parameters.
+// Exchanges checksums of parameters; broadcasts parameters.
 #include "sharding/units/equal_values.h"
 
 #include <fmt/format.h>
@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t checked_piece = std::size_t{4} << 20;  // of a GPU's memory, to look at
+constexpr std::size_t checked_piece = std::size_t{4} << 20;  // of a GPU's memory
 constexpr comm::Tag values_tag{0, 0, comm::Phase::setup};
 
 std::uint64_t checksum_of_draws(const Initializer& initializer) {
@@ -33,8 +33,8 @@ std::string bytes_of_checksums(const std::uint64_t* sums, std::size_t count) {
   return bytes;
 }
 
-// What rank 0 says of a parameter before its values: that they are in memory, or what they will be
-// drawn from.
+// Rank 0's description of a parameter, which precedes its values: empty when they are in memory,
+// else the initializer that will draw them.
 std::string description_of(const Tensor& tensor) {
   if (!tensor.is_meta() || !tensor.impl()->initializer) return {};
   const Initializer& initializer = *tensor.impl()->initializer;

@@ -107,7 +107,7 @@ TEST(ControlDoor, WhoHasAnotherOrNoneDoesNot) {
   OpenDoor door(the_key());
   expect_parts(call(door.port(), another_key()),
                {"not ours: ", "does not know this job's key (it has another)", "TESSERA_JOB_KEY"});
-  expect_parts(call(door.port(), JobKey()), {"refused: rank 0 asks for the job's key"});
+  expect_parts(call(door.port(), JobKey()), {"refused: rank 0 requires the job's key"});
   door.close();
   EXPECT_TRUE(door.introductions.empty());
   ASSERT_EQ(door.lines.size(), 1u);
@@ -124,7 +124,8 @@ TEST(ControlDoor, AHostWithoutTheKeyIsNotBelieved) {
 
 TEST(ControlDoor, AnotherJobsCallerIsSentAwayWithoutAWord) {
   OpenDoor door(the_key());
-  expect_parts(call(door.port(), the_key(), "another run"), {"not ours: ", "hung up"});
+  expect_parts(call(door.port(), the_key(), "another run"),
+               {"not ours: ", "closed the connection"});
   EXPECT_EQ(call(door.port(), the_key()), "the host");
   door.close();
   EXPECT_TRUE(door.lines.empty());
@@ -205,7 +206,7 @@ TEST(ControlDoor, SilentConnectionsAreFewAtATimeAndShutOutNobody) {
   door.close();
   EXPECT_EQ(door.most_strangers, 8u);
   ASSERT_EQ(door.lines.size(), 1u);
-  expect_parts(door.lines[0], {"it did not say who it is within 0.3 s"});
+  expect_parts(door.lines[0], {"it did not identify itself within 0.3 s"});
 }
 
 World door_world(int rank, int size, int port) {
@@ -261,7 +262,7 @@ void expect_undisturbed(const std::function<void(int port)>& disturb) {
   for (const std::string& failure : failures) EXPECT_EQ(failure, "");
   EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
   expect_parts(said, {"tessera: rank 0 turned a connection from 127.0.0.1 away: ",
-                      "(said once; the job goes on)"});
+                      "(reported once; the job continues)"});
 }
 
 TEST(ControlDoor, RandomBytesDisturbNoRank) {
@@ -295,7 +296,7 @@ TEST(ControlDoor, OneOfAnotherVersionIsToldSo) {
     const std::optional<Frame> answer = receive_frame(connection.get());
     ASSERT_TRUE(answer.has_value());
     EXPECT_EQ(answer->header.kind, FrameKind::refusal);
-    expect_parts(answer->payload, {"another version: use one on all hosts"});
+    expect_parts(answer->payload, {"another version: use the same on all hosts"});
     std::this_thread::sleep_for(300ms);
   });
 }
@@ -337,7 +338,7 @@ TEST(ControlDoor, SeveralHostsNeedAKey) {
     FAIL() << "there is no key";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::configuration);
-    expect_parts(error.what(), {"a job over several hosts needs a key", "TESSERA_JOB_KEY",
+    expect_parts(error.what(), {"a job over several hosts needs a secret key", "TESSERA_JOB_KEY",
                                 "TESSERA_JOB_KEY_FILE", "TESSERA_JOB_KEY=none"});
   }
   try {

@@ -72,7 +72,7 @@ TEST(JobKey, AFileIsItsOwnersAlone) {
   }
   expect_parts(refusal([] { return JobKey::from_file("/nowhere/key"); }),
                {"/nowhere/key", "ENOENT"});
-  expect_parts(refusal([] { return JobKey::from_file("/tmp"); }), {"/tmp is no regular file"});
+  expect_parts(refusal([] { return JobKey::from_file("/tmp"); }), {"/tmp is not a regular file"});
 }
 
 TEST(JobKey, ALongOrEmptyFileIsNone) {

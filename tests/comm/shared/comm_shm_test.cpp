@@ -322,7 +322,7 @@ TEST(ShmRendezvous, DuplicateRankIsRefused) {
     connect(world_of_process(index == 0 ? 0 : 1, 3), {.rendezvous_timeout = 5s});
   });
   for (const Outcome& outcome : processes.wait(8s)) {
-    expect_failure(outcome, configuration, {"rank 1 is there twice", "RANK=1"});
+    expect_failure(outcome, configuration, {"there are two ranks 1", "RANK=1"});
   }
 }
 

@@ -185,11 +185,11 @@ TEST_F(ActivationsOnHost, AreRefusedWhereTheySayNothing) {
   EXPECT_EQ(
       refusal(toy_recomputed(Strategy::full_shard, ActivationCheckpointing::full, true),
               Device::cpu()),
-      "activation_offload is for GPUs: what a CPU rank keeps is in the host's memory already; "
+      "activation_offload is for GPUs: a CPU rank keeps activations in the host's memory already; "
       "leave it out");
   EXPECT_EQ(refusal(toy_recomputed(Strategy::full_shard, ActivationCheckpointing::none, true),
                     Device::cuda()),
-            "activation_offload says nothing without activation_checkpointing");
+            "activation_offload requires activation_checkpointing");
 }
 
 }  // namespace

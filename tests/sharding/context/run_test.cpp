@@ -49,7 +49,7 @@ TEST(Run, AnErrorIsOneLineAndItsCode) {
   EXPECT_EQ(other.code, 1);
   EXPECT_EQ(other.err, "tessera: error: my own\n");
   EXPECT_EQ(said_by([] { throw 5; }).err,
-            "tessera: error: an exception that is no std::exception\n");
+            "tessera: error: an exception other than std::exception\n");
 }
 
 // Numbers that a process cannot end with, or that say that all went well.

@@ -222,8 +222,7 @@ TEST(KeptModules, AreRefusedByName) {
             "LayerNorm, Linear, ModuleList, RmsNorm, ToyAttention, ToyBlock, ToyTransformer");
   options.keep_fp32 = {"LayerNorm"};
   options.param_dtype.reset();
-  EXPECT_EQ(wires_refusal_of(options),
-            "keep_fp32 says nothing without param_dtype bfloat16 or float16: all is kept");
+  EXPECT_EQ(wires_refusal_of(options), "keep_fp32 requires param_dtype bfloat16 or float16");
 }
 
 }  // namespace

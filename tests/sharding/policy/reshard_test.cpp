@@ -165,7 +165,7 @@ TEST(Reshard, RefusesWhatCannotBeHad) {
   expect(refusal(2, resharding(true, Strategy::no_shard)), "NO_SHARD gathers none");
   ShardingOptions options = toy_options(Strategy::full_shard);
   options.reshard_after_forward_of = {{"blocks.7", 2}};
-  expect(refusal(2, options), "of blocks.7: there is no unit of that name");
+  expect(refusal(2, options), "of blocks.7: no unit has that name");
   options.reshard_after_forward_of = {{"", true}};
   expect(refusal(2, options), "the root always stays");
   options.reshard_after_forward_of.clear();

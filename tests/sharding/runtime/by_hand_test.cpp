@@ -184,7 +184,7 @@ TEST(ByHand, MisuseIsNamed) {
       return message_of<std::logic_error>(action);
     };
     EXPECT_EQ(message([&] { model.unshard("coling"); }),
-              "there is no unit coling; units are the root, which is \"\", and calling");
+              "no unit is called coling; units are the root, which is \"\", and calling");
     std::string in_unit, in_root;
     net.calling().inside = [&] {
       in_unit = message([&] { model.reshard("calling"); });

@@ -58,7 +58,7 @@ TEST(UnshardedScope, RefusesWrites) {
       {
         const auto whole = model.unsharded();
         const std::string refusal =
-            "parameters cannot change inside an unsharded(model) scope; where this only reads, "
+            "parameters cannot change inside an unsharded(model) scope; if this only reads, "
             "take "
             "the pointer from a const Tensor";
         EXPECT_EQ(message_of<std::logic_error>([&] { optimizer.step(); }), refusal);
