@@ -1,5 +1,5 @@
-// Opening the folders of PyTorch Distributed Checkpoint. Each chunk of a tensor is a torch.save
-// archive of its own, somewhere in a file; .metadata says where.
+// Opens the folders of PyTorch Distributed Checkpoint. Each chunk of a tensor is a torch.save
+// archive of its own, somewhere in a file; .metadata has the places.
 #include "checkpoint/formats/dcp/dcp.h"
 
 #include <fmt/format.h>
@@ -25,8 +25,8 @@ bool has_file(const fs::path& folder, const std::string& name) {
   return fs::is_regular_file(folder / name, error);
 }
 
-// The folders of `path` that have metadata: itself, or those that Accelerate makes, which it
-// numbers when there are several models.
+// The folders with metadata: `path` itself, or the folders that Accelerate makes and numbers when
+// there are several models.
 std::vector<fs::path> dcp_folders(const fs::path& path) {
   if (has_file(path, dcp_metadata_name)) return {path};
   std::vector<fs::path> folders;
