@@ -1,4 +1,4 @@
-// Logical tensors from shards.
+// Builds logical tensors from shards.
 #include "checkpoint/sharded_state.h"
 
 #include <algorithm>
@@ -35,7 +35,7 @@ LogicalTensor logical(const std::string& name, const ShardedParameter& parameter
 
 constexpr const char* step_counts_key = "optimizer_step_counts";
 
-// The parameter's name in a checkpoint; empty: it has none there.
+// The parameter's name in a checkpoint; empty: the checkpoint does not contain it.
 std::string name_in_state(const StateNames& names, const std::string& name, const Tensor& local) {
   return names ? names(name, local.requires_grad()) : name;
 }
@@ -52,7 +52,7 @@ nlohmann::json describe_groups(const optim::Optimizer& optimizer) {
   return list;
 }
 
-// Its rate may change, as train.lr may.
+// A group's rate may change, as train.lr may.
 nlohmann::json without_rates(nlohmann::json groups) {
   for (nlohmann::json& group : groups) {
     if (group.is_object()) group.erase("lr_scale");
@@ -60,7 +60,7 @@ nlohmann::json without_rates(nlohmann::json groups) {
   return groups;
 }
 
-// What a group's parameters went through is not what another group's would have.
+// The state of one group's parameters does not suit another group.
 void check_groups(const nlohmann::json& values, const std::string& step_folder,
                   const optim::Optimizer& optimizer) {
   const auto found = values.find(groups_key);
@@ -77,7 +77,7 @@ bool compares_groups(const LoadOptions& options) {
   return options.strict && !options.optimizer;
 }
 
-// Before anything is read into the model. What is no step is for the load itself to name.
+// Runs before anything is read into the model. The load itself reports a folder that is not a step.
 void check_groups_of_step(const std::string& step_folder, const optim::Optimizer& optimizer,
                           const LoadOptions& options) {
   if (!compares_groups(options) ||
@@ -86,8 +86,8 @@ void check_groups_of_step(const std::string& step_folder, const optim::Optimizer
   check_groups(json_of(read_scalars(step_folder)), step_folder, optimizer);
 }
 
-// Whether the state of the parameter that is called `saved` in the checkpoint was loaded: all of
-// it, or none.
+// True if the state of the parameter with the name `saved` in the checkpoint was loaded. Refuses a
+// state of which only a part is there.
 bool state_was_loaded(const std::string& saved, const optim::Optimizer& optimizer,
                       const std::string& step_folder, const LoadOptions& options, const Fit& fit) {
   if (options.optimizer && !options.optimizer(saved)) return false;
@@ -120,9 +120,9 @@ void take_step_counts(const Scalars& scalars, const std::string& step_folder,
     const std::string saved = name_in_state(options.names, parameter.name, parameter.tensor);
     if (!parameter.tensor.requires_grad() || saved.empty()) continue;
     if (!state_was_loaded(saved, optimizer, step_folder, options, fit)) continue;
-    // Older steps have counts under the names that parameters had in the program that saved.
+    // Older steps store counts under the parameters' names in the program that saved.
     const auto count = found->contains(saved) ? found->find(saved) : found->find(parameter.name);
-    // An optimizer without state shows a new parameter only by its missing step count.
+    // In an optimizer without state, only the missing step count shows that a parameter is new.
     if (count == found->end() && !options.strict && optimizer.state_names().empty()) continue;
     TESSERA_CHECK(count != found->end() && count->is_number_integer(), ErrorCode::checkpoint,
                   "{}: no optimizer step count for {}", step_folder, saved);
@@ -137,7 +137,7 @@ Selection selection_of(const LoadOptions& options) {
           "filters by name"};
 }
 
-// Of each of the model's parameters its place in the optimizer, which may have less of them.
+// The place in the optimizer of each of the model's parameters; the optimizer may have fewer.
 std::vector<std::optional<std::size_t>> places_in(const optim::Optimizer& optimizer,
                                                   const std::vector<ShardedParameter>& parameters) {
   std::map<const void*, std::size_t> place_of;
@@ -154,7 +154,7 @@ std::vector<std::optional<std::size_t>> places_in(const optim::Optimizer& optimi
   }
   TESSERA_REQUIRE(
       place_of.empty(),
-      "the optimizer has {}, which is no parameter of this ShardedModel; make it from the "
+      "the optimizer has {}, which is not a parameter of this ShardedModel; make it from the "
       "parameters() of this one, after fully_shard(). An optimizer of two models cannot be saved "
       "or loaded: give each its own, or shard one module that has both as children",
       optimizer.parameters()[place_of.begin()->second].name);

@@ -39,7 +39,7 @@ const formats::Format& find_format(const std::string& name) {
     if (format.name == name) return format;
     names.emplace_back(format.name);
   }
-  fail(ErrorCode::usage, "there is no format '{}' to convert to; there are {}", name,
+  fail(ErrorCode::usage, "unknown format '{}' to convert to; use one of {}", name,
        fmt::join(names, ", "));
 }
 

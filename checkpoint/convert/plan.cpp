@@ -137,7 +137,7 @@ class Planner {
                        counted(left, "tensor"), target_.name));
     }
     TESSERA_CHECK(!plan_.contents.tensors.empty(), ErrorCode::checkpoint,
-                  "there is no tensor to convert{}", left > 0 ? " but optimizer state" : "");
+                  "found no tensor to convert{}", left > 0 ? " except optimizer state" : "");
   }
 
   void rename() {

@@ -1,5 +1,4 @@
-// JSON as a checkpoint may contain it: every key once, nesting bounded, valid UTF-8, nothing after
-// the value.
+// JSON in a checkpoint: every key once, nesting bounded, valid UTF-8, nothing after the value.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -19,8 +18,8 @@ inline constexpr std::size_t json_depth_limit = 64;
 // Throws Error(checkpoint) beginning with `source` (the file's path).
 nlohmann::json parse_json(std::string_view text, const std::string& source);
 
-// What is wrong with text that nlohmann's parser would let pass (byte order mark, raw NUL), or
-// empty.
+// The problem with text that nlohmann's parser would accept (byte order mark, raw NUL); empty:
+// none.
 std::string json_text_problem(std::string_view text);
 
 // A number without a fraction that a T can hold; anything else is an Error(checkpoint). nlohmann's

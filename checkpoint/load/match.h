@@ -1,4 +1,4 @@
-// Which of a checkpoint's tensors fill which of a state's, and what does not match.
+// Matches a checkpoint's tensors to those of a state, and lists the mismatches.
 #pragma once
 
 #include <string>
@@ -15,9 +15,9 @@ struct Matched {
   Mismatch mismatch;
 };
 
-// Of the tensors that `takes_part` (none: all of them). What does not fit is added to `problems`:
-// other shapes and dtypes, when `strict` also what is missing and unexpected, else a section of
-// which nothing matches. `section` says in messages what the tensors are.
+// Matches the tensors that `takes_part` selects (no function: all). Adds to `problems`: other
+// shapes and dtypes; if `strict`, missing and unexpected tensors; otherwise a section in which
+// nothing matches. `section` names the kind of tensors in messages.
 Matched match(const std::vector<LogicalTensor>& wanted, const Catalogue& stored,
               std::string_view section, bool strict, const NameFilter& takes_part,
               std::vector<std::string>& problems);
@@ -28,7 +28,7 @@ std::string parameter_of_state(const std::string& name);
 // Throws Misfit when there are problems.
 void refuse_misfit(const std::vector<std::string>& problems, const Selection& selection);
 
-// Adds a problem when a load takes no tensor at all and there is no other problem.
+// Adds a problem when a load takes no tensor at all and has no other problem.
 void refuse_empty(std::size_t stored, std::vector<std::string>& problems);
 
 }  // namespace tessera::checkpoint

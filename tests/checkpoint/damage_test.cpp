@@ -236,7 +236,8 @@ TEST(ForgedManifests, AreRefusedByName) {
                   }),
                   "chunks"));
   EXPECT_TRUE(has(refusal([&](auto& m) { m["files"].erase(file); }), "no file"));
-  EXPECT_TRUE(has(refusal([](auto& m) { m["model"]["pieces"][0][0][0] = 9; }), "of no tensor"));
+  EXPECT_TRUE(
+      has(refusal([](auto& m) { m["model"]["pieces"][0][0][0] = 9; }), "belongs to no tensor"));
   EXPECT_TRUE(has(refusal([](auto& m) { m["model"]["pieces"][0][0][1] = 1; }), "hole or overlap"));
   EXPECT_TRUE(has(refusal([](auto& m) { m["model"]["pieces"][0][0][2] = 4; }), "4 of its 5"));
   EXPECT_TRUE(has(refusal([](auto& m) { m["model"]["pieces"][0].clear(); }), "0 of its 5"));

@@ -35,7 +35,7 @@ class PartitionReader {
 
   ZeroPartitions run() {
     for (const auto& [rank, file] : files_.optimizer) read_partition(file);
-    check(out_.stored != nullptr, "there is no partition of weights in its optimizer files");
+    check(out_.stored != nullptr, "its optimizer files have no partition of weights");
     return std::move(out_);
   }
 
