@@ -140,7 +140,7 @@ TEST(ModelConfig, ASlidingWindowEndsTheModelsPositions) {
   EXPECT_EQ(models::make_language_model(with(mistral, "sliding_window", nullptr))->positions(), 16);
   expect_refused(with(mistral, "sliding_window", 0), {"sliding_window is 0"});
   expect_refused(with(decoder_config("qwen2"), "use_sliding_window", true),
-                 {"use_sliding_window = true is not built"});
+                 {"use_sliding_window = true is not supported"});
 }
 
 TEST(ModelConfig, AModelOfAnotherKindIsRefused) {
