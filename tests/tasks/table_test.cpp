@@ -105,12 +105,13 @@ TEST(Table, SeveralFilesFollowEachOther) {
 TEST(Table, WhatIsWrongIsSaidWithFileAndLine) {
   const TableFile file;
   const TableOptions two{.columns = {"1", "2"}};
-  EXPECT_EQ(file.refusal("a.tsv", "a\tb\nc\n", two), "a.tsv:2: 1 columns, and column 2 is wanted");
+  EXPECT_EQ(file.refusal("a.tsv", "a\tb\nc\n", two),
+            "a.tsv:2: 1 columns, but column 2 is required");
   EXPECT_EQ(file.refusal("a.tsv", "a\tb\n\nc\td\n", two), "a.tsv:2: an empty line");
   EXPECT_EQ(file.refusal("a.tsv", "a\tb\nc\td\xC3(\n", two),
-            "a.tsv:2: byte 4 of the line is no UTF-8; convert the file");
+            "a.tsv:2: byte 4 of the line is not UTF-8; convert the file");
   EXPECT_EQ(file.refusal("a.csv", "t,n\n1,2\n1,2,3\n", {.columns = {"t"}}),
-            "a.csv:3: 3 columns, and the header has 2");
+            "a.csv:3: 3 columns, but the header has 2");
   EXPECT_EQ(file.refusal("a.csv", "t,n\n1,2\n", {.columns = {"text"}}),
             "a.csv:1: the header has no column text; it has t, n");
   EXPECT_EQ(file.refusal("a.csv", "1,2\n3,\"4\n", two), "a.csv:2: a quote is not closed");
