@@ -1,4 +1,4 @@
-// Which file of a tokenizer it is, by its name.
+// Finds the file of a tokenizer by its name.
 #include "tokenizers/load.h"
 
 #include "base/error.h"
@@ -19,7 +19,7 @@ std::shared_ptr<const Tokenizer> tokenizer_of_file(const fs::path& path) {
        path.string());
 }
 
-// The file of a folder that says most, or an empty path.
+// The most complete file of a folder, or an empty path.
 fs::path file_in(const fs::path& folder) {
   std::error_code error;
   for (const char* name : {"tokenizer.json", "vocab.txt", "tokenizer.model", "spiece.model",
