@@ -33,9 +33,8 @@ using Encode = std::function<Tensor(const models::TokenBatch&)>;
 
 struct EncodingOptions {
   std::int64_t batch_size = 32;
-  Device device = {};  // of the encoder
-  std::int64_t batches =
-      0;  // least number of forwards: ranks that share a sharded encoder need the same number
+  Device device = {};        // of the encoder
+  std::int64_t batches = 0;  // forwards at least: ranks that share a sharded encoder need as many
 };
 
 // Calls take(i, row) with the embedding of texts[i], in the order of the batches: the longest texts

@@ -67,7 +67,7 @@ std::vector<std::string> expand_files(const std::vector<std::string>& files) {
     }
     ::globfree(&found);
     TESSERA_CHECK(result == 0, ErrorCode::data, "data files {}: {}", file,
-                  result == GLOB_NOMATCH ? "none has such a name" : "the folder cannot be read");
+                  result == GLOB_NOMATCH ? "no file has such a name" : "the folder cannot be read");
   }
   return paths;
 }

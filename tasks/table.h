@@ -24,8 +24,7 @@ struct TableOptions {
   // Names of the header (keys, of jsonl) or numbers from 1, in the order of read()'s results.
   std::vector<std::string> columns = {};
   TableFormat format = TableFormat::automatic;
-  std::optional<bool> header =
-      {};  // true: the first line names columns; absent: true if `columns` has names
+  std::optional<bool> header = {};  // the first line names columns; absent: if `columns` does
 };
 
 // Safe to use from several threads.

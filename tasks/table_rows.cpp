@@ -122,7 +122,7 @@ Fields split_row(std::string_view row, TableFormat format) {
 
 Fields pick_json(std::string_view row, const std::vector<std::string>& keys) {
   const nlohmann::json object = nlohmann::json::parse(row, nullptr, false);
-  if (!object.is_object()) return {{}, "no JSON object"};
+  if (!object.is_object()) return {{}, "not a JSON object"};
   Fields fields;
   for (const std::string& key : keys) {
     const auto found = object.find(key);

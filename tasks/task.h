@@ -51,7 +51,7 @@ class Task {
   [[nodiscard]] virtual const models::Model& model() const = 0;
   // Files of a saved folder besides weights of this dtype, by name.
   [[nodiscard]] virtual std::map<std::string, std::string> files(DType weights) const = 0;
-  // The folders that tensors of their own go into: SaveOptions::tensor_folders.
+  // The folders that have tensor files of their own: SaveOptions::tensor_folders.
   [[nodiscard]] virtual std::set<std::string> tensor_folders() const { return {}; }
   // Collective. Fills a pretrained model's tensors from a folder that transformers or Sentence
   // Transformers saved. Tensors that are not read from the folder keep their initial values.

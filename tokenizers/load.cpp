@@ -41,7 +41,7 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name_or_path)
   std::error_code error;
   if (fs::is_regular_file(path, error)) return tokenizer_of_file(path);
   TESSERA_CHECK(fs::is_directory(path, error), ErrorCode::configuration,
-                "tokenizer {}: neither 'bytes' nor a file or folder that is there; name a folder "
+                "tokenizer {}: neither 'bytes' nor an existing file or folder; name a folder "
                 "with a tokenizer.json",
                 name_or_path);
   const fs::path file = file_in(path);

@@ -322,12 +322,11 @@ void compare_tensors(formats::Source& written, const std::vector<ConvertedTensor
   for (const ConvertedTensor& tensor : sent) {
     const auto place = places.find({tensor.part, tensor.name});
     TESSERA_CHECK(place != places.end(), ErrorCode::checkpoint,
-                  "what was written has no tensor '{}'; nothing was changed at the target",
-                  tensor.name);
+                  "the result has no tensor '{}'; nothing was changed at the target", tensor.name);
     const formats::TensorInfo& found = tensors[place->second];
     TESSERA_CHECK(found.stored == tensor.stored && found.shape == tensor.shape,
                   ErrorCode::checkpoint,
-                  "what was written has tensor '{}' as {} {}, not {} {}; nothing was changed at "
+                  "the result has tensor '{}' as {} {}, not {} {}; nothing was changed at "
                   "the target",
                   tensor.name, found.stored->name, describe_shape(found.shape), tensor.stored->name,
                   describe_shape(tensor.shape));

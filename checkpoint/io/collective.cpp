@@ -133,7 +133,7 @@ class WorkThread {
     if (rule_.timeout.count() == 0 || now - moved_at_ < rule_.timeout) return std::nullopt;
     stalled_ = true;
     return fmt::format(
-        "{}the disk stands still: {} has not come back for {:.1f} s (checkpoint.stall_timeout)",
+        "{}the disk does not respond: {} has not returned for {:.1f} s (checkpoint.stall_timeout)",
         outcome_bad, call, std::chrono::duration<double>(rule_.timeout).count());
   }
 

@@ -139,8 +139,9 @@ void FolderLock::take_owner_file(const fs::path& dir) {
     if (create_owner_file(path, self.text())) {
       owner_file_ = path;
       warning_ = fmt::format(
-          "'{}' has no flock: saves are kept apart by '{}', which a run that is killed leaves "
-          "behind; another host cannot tell and would refuse to save until it is removed",
+          "'{}' has no flock: saves are locked by the file '{}'; a killed run leaves it behind, "
+          "and "
+          "other hosts then refuse to save until it is removed",
           dir.string(), path.string());
       return;
     }
@@ -149,9 +150,9 @@ void FolderLock::take_owner_file(const fs::path& dir) {
     if (attempt == 1 || !owner || !owner->is_gone(self)) {
       fail(ErrorCode::checkpoint,
            "another run is saving into '{}': '{}' says that {} holds it; give each run its own "
-           "folder, or remove that file when no such process runs",
+           "folder, or remove that file if this process no longer runs",
            dir.string(), path.string(),
-           owner ? fmt::format("process {} on {}", owner->pid, owner->host) : "somebody");
+           owner ? fmt::format("process {} on {}", owner->pid, owner->host) : "an unknown process");
     }
     remove_owner_file(path, text, self.pid);
   }
@@ -205,13 +206,13 @@ std::vector<std::string> clear_partials(const fs::path& target) {
     if (!fs::is_directory(fs::symlink_status(path, error))) continue;
     const std::optional<LockedFolder> lock = LockedFolder::try_lock(path);
     if (!lock) {
-      lines.push_back(
-          fmt::format("'{}' is of a conversion or an export that may still run", path.string()));
+      lines.push_back(fmt::format("'{}' belongs to a conversion or an export that may still run",
+                                  path.string()));
       continue;
     }
     remove_tree(path);
     lines.push_back(
-        fmt::format("removed '{}', which a conversion or an export that died left", path.string()));
+        fmt::format("removed '{}', left by a conversion or an export that died", path.string()));
   }
   return lines;
 }

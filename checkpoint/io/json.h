@@ -29,7 +29,7 @@ T whole_number(const nlohmann::json& value) {
   const bool fits = value.is_number_unsigned()
                         ? std::in_range<T>(value.get<std::uint64_t>())
                         : value.is_number_integer() && std::in_range<T>(value.get<std::int64_t>());
-  TESSERA_CHECK(fits, ErrorCode::checkpoint, "{} stands where a whole number{} belongs",
+  TESSERA_CHECK(fits, ErrorCode::checkpoint, "found {} instead of a whole number{}",
                 value.is_number() ? value.dump() : value.type_name(),
                 std::in_range<T>(-1) ? "" : " from 0 on");
   return value.get<T>();
@@ -38,7 +38,7 @@ T whole_number(const nlohmann::json& value) {
 template <class T>
 std::vector<T> whole_numbers(const nlohmann::json& values) {
   TESSERA_CHECK(values.is_array(), ErrorCode::checkpoint,
-                "{} stands where a list of whole numbers belongs", values.type_name());
+                "found {} instead of a list of whole numbers", values.type_name());
   std::vector<T> numbers;
   numbers.reserve(values.size());
   for (const nlohmann::json& value : values) numbers.push_back(whole_number<T>(value));

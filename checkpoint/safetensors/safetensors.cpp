@@ -44,7 +44,7 @@ std::int64_t element_count(const std::vector<std::int64_t>& shape, std::string_v
     is_empty = is_empty || dimension == 0;
     TESSERA_CHECK(
         dimension >= 0 && (dimension == 0 || !__builtin_mul_overflow(count, dimension, &count)),
-        ErrorCode::checkpoint, "{}: shape {} has no such number of elements", what,
+        ErrorCode::checkpoint, "{}: shape {} does not give a valid number of elements", what,
         describe_shape(shape));
   }
   return is_empty ? 0 : count;

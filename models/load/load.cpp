@@ -44,7 +44,7 @@ void fill(LoadedLanguageModel& loaded, const std::string& folder, checkpoint::St
   const auto alone = comm::connect(comm::World{});
   if (loaded.folder != folder) {
     auto found = checkpoint::load_latest(*alone, folder, state, checkpoint::LoadParts::model_only);
-    TESSERA_CHECK(found.has_value(), ErrorCode::checkpoint, "{}: no step is there any more",
+    TESSERA_CHECK(found.has_value(), ErrorCode::checkpoint, "{}: the folder no longer has a step",
                   folder);
     loaded.folder = found->path;
     loaded.skipped = std::move(found->skipped);

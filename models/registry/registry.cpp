@@ -85,7 +85,7 @@ std::unique_ptr<Kind> make_kind(ModelKind kind, const nlohmann::json& config,
                                 const ConfigSource& source) {
   const Architecture& architecture = architecture_of(config, source);
   ConfigReader(config, source)
-      .check_key(architecture.kind == kind, "model_type", "\"{}\" is {}; {} is wanted here",
+      .check_key(architecture.kind == kind, "model_type", "\"{}\" is {}; {} is required here",
                  architecture.model_type, words_for(architecture.kind), words_for(kind));
   std::unique_ptr<Model> model = architecture.make(config, source);
   auto* wanted = dynamic_cast<Kind*>(model.get());

@@ -77,7 +77,7 @@ json take_json(const fs::path& folder, const std::string& name,
   const fs::path path = folder / name;
   const auto text = text_of(path);
   TESSERA_CHECK(text.has_value(), ErrorCode::configuration,
-                "'{}' has no {}; it is not whole: copy or download it again", folder.string(),
+                "'{}' has no {}; it is incomplete: copy or download it again", folder.string(),
                 name);
   json value = checkpoint::parse_json(*text, path.string());
   files[name] = *text;

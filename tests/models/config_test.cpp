@@ -153,7 +153,7 @@ TEST(ModelConfig, AModelOfAnotherKindIsRefused) {
     EXPECT_EQ(error.code(), ErrorCode::configuration);
     EXPECT_STREQ(error.what(),
                  "folder/config.json: model_type \"gpt2\" is a language model; an encoder of "
-                 "texts is wanted here");
+                 "texts is required here");
   }
 }
 

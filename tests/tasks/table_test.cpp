@@ -120,7 +120,7 @@ TEST(Table, WhatIsWrongIsSaidWithFileAndLine) {
   EXPECT_EQ(file.refusal("a.jsonl", "{\"a\": 1}\n{\"b\": 1}\n", {.columns = {"a"}}),
             "a.jsonl:2: no a");
   EXPECT_EQ(file.refusal("a.jsonl", "{\"a\": 1}\n[1]\n", {.columns = {"a"}}),
-            "a.jsonl:2: no JSON object");
+            "a.jsonl:2: not a JSON object");
   EXPECT_EQ(file.refusal("a.tsv", "", two), "data file a.tsv has no row");
   EXPECT_EQ(file.refusal("a.tsv", "a\t0\n", {.columns = {"0"}}),
             "data file a.tsv: columns are counted from 1, not 0");

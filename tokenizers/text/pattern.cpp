@@ -118,8 +118,7 @@ struct Pattern::Matcher::State {
   State& operator=(const State&) = delete;
   pcre2_match_data* data;
   pcre2_match_context* context;
-  pcre2_jit_stack* stack =
-      nullptr;  // allocated when the 32 KiB of the machine stack are not enough
+  pcre2_jit_stack* stack = nullptr;  // made when the 32 KiB of the machine stack are not enough
 };
 
 Pattern::Matcher::Matcher(const Pattern& pattern)

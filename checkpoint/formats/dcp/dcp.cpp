@@ -82,7 +82,7 @@ class DcpOpener {
         fmt::format("'{}' at byte {}", (folder / place.file).string(), place.offset);
     const std::uint64_t size = files.size(file);
     TESSERA_CHECK(place.offset <= size && place.bytes <= size - place.offset, ErrorCode::checkpoint,
-                  "{}: the metadata says that {} bytes stand there, and the file has {}: it is "
+                  "{}: the metadata states {} bytes there, but the file has {}: it is "
                   "truncated",
                   source, place.bytes, size);
     return {files, file, place.offset, place.bytes, source};
@@ -96,7 +96,7 @@ class DcpOpener {
       const auto stored = from.tensor(from.root());
       TESSERA_CHECK(
           stored.has_value() && stored->shape == chunk.box.sizes && stored->stored == tensor.stored,
-          ErrorCode::checkpoint, "{}: there is another tensor than the metadata's {} of {} at {}",
+          ErrorCode::checkpoint, "{}: the tensor there is not the metadata's {} of {} at {}",
           from.source(), shown(tensor.key), describe_shape(chunk.box.sizes),
           describe_shape(chunk.box.offsets));
       Piece piece{chunk.box, store_.add_record(from.storage(stored->key)), stored->first,

@@ -92,7 +92,7 @@ class MetadataReader {
   PickleValue state_of(const PickleValue& value, std::string_view name) const {
     const bool fits = value.is(PickleKind::object) && value.at(0).global().ends_with(name) &&
                       value.state().has_value();
-    TESSERA_CHECK(fits, ErrorCode::checkpoint, "{}: {} stands where {} belongs", source_,
+    TESSERA_CHECK(fits, ErrorCode::checkpoint, "{}: found {} instead of {}", source_,
                   name_of(value.kind()), name);
     return *value.state();
   }

@@ -150,8 +150,7 @@ class DcpSink : public Sink {
   std::vector<DcpChunk> cut(const TensorInfo& tensor) {
     const auto ranks = static_cast<std::int64_t>(ends_.size());
     const std::int64_t rows = tensor.shape.empty() ? 1 : tensor.shape[0];
-    const bool is_empty =
-        element_count(tensor.shape, tensor.name) == 0;  // has one chunk without elements
+    const bool is_empty = element_count(tensor.shape, tensor.name) == 0;  // one empty chunk
     const std::int64_t each =
         std::max<std::int64_t>(1, is_empty ? rows : (rows + ranks - 1) / ranks);
     std::vector<DcpChunk> chunks;

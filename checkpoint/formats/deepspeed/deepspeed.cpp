@@ -49,7 +49,7 @@ class ZeroOpener {
   }
 
   void check_ranks() const {
-    check(!files_.model.empty(), "no model_states.pt: the checkpoint is not whole");
+    check(!files_.model.empty(), "no model_states.pt: the checkpoint is incomplete");
     check(!files_.optimizer.empty(),
           "no *_optim_states.pt, where the fp32 weights are: convert its 16-bit weights "
           "(mp_rank_00_model_states.pt) as a torch.save file instead");

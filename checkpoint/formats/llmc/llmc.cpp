@@ -82,7 +82,7 @@ class LlmcSource final : public Source {
     const std::uint64_t bytes =
         llmc_file_bytes(dimensions_, check_llmc_size(dimensions_, path.string()));
     TESSERA_CHECK(file_.size() == bytes, ErrorCode::checkpoint,
-                  "'{}' has {} bytes, its header asks for {}; it is {}", path.string(),
+                  "'{}' has {} bytes, its header requires {}; it is {}", path.string(),
                   file_.size(), bytes, file_.size() < bytes ? "truncated" : "damaged");
     layout_ = llmc_layout(dimensions_);
     for (const LlmcTensor& tensor : layout_.tensors) {

@@ -113,7 +113,7 @@ class DirectoryReader {
         check(at <= end - locator_bytes && end - locator_bytes - at >= end64_bytes,
               "has a ZIP64 directory outside of the file");
         const std::string wide = read(at, end64_bytes);
-        check(number_at(wide, 0, 4) == 0x06064b50, "has no ZIP64 directory where it says");
+        check(number_at(wide, 0, 4) == 0x06064b50, "has no ZIP64 directory at the stated place");
         place = {number_at(wide, 48, 8), number_at(wide, 40, 8), number_at(wide, 32, 8), at};
       }
     }
