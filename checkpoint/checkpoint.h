@@ -1,4 +1,4 @@
-// Saving, finding, verifying and loading checkpoints. docs/checkpoint-format.md has the bytes.
+// Saves, finds, verifies and loads checkpoints. docs/checkpoint-format.md has the bytes.
 //
 // A save writes into DIR/step-N.partial-<id>/, fsyncs, writes manifest.json (sizes, XXH3 of every
 // chunk, layout, save id, lineage), renames to DIR/step-N/, fsyncs DIR, then updates DIR/latest and

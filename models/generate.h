@@ -1,4 +1,4 @@
-// Text generation from a language model, token by token.
+// Generates text with a language model, token by token.
 #pragma once
 
 #include <cstdint>

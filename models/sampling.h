@@ -1,4 +1,4 @@
-// The choice of the next token from a model's logits.
+// Chooses the next token from a model's logits.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Correlations, similarities and shares: arithmetic in fp64, in the order of the samples.
+// Correlations, similarities and fractions: arithmetic in fp64, in the order of the samples.
 #include "tasks/evaluators.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Converting a checkpoint from any format to any other, streaming, with bounded memory.
+// Converts a checkpoint from any format to any other, in a stream with bounded memory.
 // docs/convert.md.
 #pragma once
 
@@ -56,7 +56,7 @@ struct ConvertedTensor {
 };
 
 struct ConvertReport {
-  std::string source, source_format;  // the step folder where a folder of steps was given
+  std::string source, source_format;  // the step folder if a folder of steps was given
   std::string target, target_format;
   std::vector<ConvertedTensor> tensors;
   std::uint64_t bytes_read = 0;     // of tensors

@@ -1,4 +1,4 @@
-// The pipeline, and the second reading.
+// The pipeline between source and sink, and the comparison of the written target.
 #include "checkpoint/convert/stream.h"
 
 #include <fmt/format.h>

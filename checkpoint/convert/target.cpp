@@ -1,4 +1,4 @@
-// The partial folder, its lock, and the rename.
+// The partial folder, its lock, and the rename to the target.
 #include "checkpoint/convert/target.h"
 
 #include <fmt/format.h>

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t open_files_limit = 128;
 constexpr std::int64_t window_bytes = std::int64_t{1} << 20;
-constexpr std::int64_t sparsest = 8;  // a window is read where at least one in so many is wanted
+constexpr std::int64_t sparsest = 8;  // reads a window if one in so many elements is needed
 
 std::int64_t volume(const std::vector<std::int64_t>& sizes) {
   std::int64_t count = 1;

@@ -82,7 +82,7 @@ class PieceStore {
 
  private:
   struct Copy;
-  struct Sequence {  // how far a record has been read from its beginning on
+  struct Sequence {  // bytes of a record that were read from its beginning
     std::uint64_t next = 0;
     std::uint32_t crc = 0;
   };

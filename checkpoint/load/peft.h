@@ -24,7 +24,7 @@ struct PeftConfig {
   double alpha = 8;
   double dropout = 0;
   bool rslora = false;
-  bool fan_in_fan_out = false;  // of GPT-2's layers, whose weights lie [in, out]
+  bool fan_in_fan_out = false;  // of GPT-2's layers, whose weights are [in, out]
   std::vector<std::string> target_modules = {};
   std::string target_pattern = {};  // instead of the list
   std::string base = {};            // the folder or the Hub's name of the model under the adapter

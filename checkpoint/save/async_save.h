@@ -1,4 +1,4 @@
-// Saving while training goes on: ts::AsyncSaver.
+// Saves during training: ts::AsyncSaver.
 #pragma once
 
 #include <cstdint>

@@ -31,7 +31,7 @@ struct SaveJob {
   std::filesystem::path target;  // the final path
   std::int64_t step = 0;         // of the manifest
   State state;
-  bool with_optimizer = true;  // else no file for it, not even an empty one
+  bool with_optimizer = true;  // otherwise there is not even an empty file for it
   SaveOptions options;
   // The folder that the ranks write to, by the save's id, on which all ranks have agreed.
   std::function<std::filesystem::path(const std::string& save_id)> partial;

@@ -11,7 +11,7 @@
 
 namespace tessera::checkpoint {
 
-// The run of all steps that were saved before manifests named one.
+// The run of all steps that were saved before manifests named the run.
 inline constexpr const char* unnamed_run = "0000000000000000";
 
 struct Lineage {

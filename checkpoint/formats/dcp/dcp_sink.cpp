@@ -89,7 +89,7 @@ class DcpSink : public Sink {
     return out;
   }
 
-  // Hyperparameters and steps stand first in the file of rank 0.
+  // Hyperparameters and steps come first in the file of rank 0.
   void plan_values() {
     const nlohmann::json& groups = optimizer_.groups();
     for (std::size_t i = 0; i < groups.size(); ++i) {

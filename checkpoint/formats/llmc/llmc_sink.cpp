@@ -1,4 +1,4 @@
-// Writing model files of llm.c's.
+// Writes model files of llm.c.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <algorithm>

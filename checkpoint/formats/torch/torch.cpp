@@ -1,4 +1,4 @@
-// torch.save's files as a checkpoint: opening one, or the files of a folder; and writing one.
+// Opens torch.save's files, alone or in a folder, as a checkpoint, and writes such a file.
 #include "checkpoint/formats/torch/torch.h"
 
 #include <fmt/format.h>

@@ -48,7 +48,7 @@ bool is_one_of(std::string_view name, std::initializer_list<std::string_view> na
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// The folder of an archive: that of its one data.pkl.
+// The folder of an archive, which has one data.pkl.
 std::string folder_of(const ZipDirectory& directory, const std::string& source) {
   constexpr std::string_view pickle_name = "data.pkl";
   std::string folder;

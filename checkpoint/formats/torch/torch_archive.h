@@ -80,7 +80,7 @@ class PickleToJson {
 
 // -- Writing
 
-// The pickle of a tensor: the storage `key` of `storage_elements`, row-major from its beginning.
+// The pickle of a tensor: the storage `key` of `elements`, row-major from its beginning.
 void write_tensor(PickleWriter& pickle, const TorchDType& dtype, const std::string& key,
                   std::int64_t elements, const std::vector<std::int64_t>& shape);
 // The records of an archive `folder`/... with this pickle and storages of these sizes.
