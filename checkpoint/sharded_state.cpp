@@ -1,4 +1,4 @@
-// Logical tensors from shards.
+// Builds logical tensors from shards.
 #include "checkpoint/sharded_state.h"
 
 #include <fmt/format.h>
@@ -40,7 +40,7 @@ LogicalTensor logical(const std::string& name, const ShardedParameter& parameter
 
 constexpr const char* step_counts_key = "optimizer_step_counts";
 
-// The parameter's name in a checkpoint; empty: it has none there.
+// The parameter's name in a checkpoint; empty: the checkpoint does not contain it.
 std::string name_in_state(const StateNames& names, const std::string& name, const Tensor& local) {
   return names ? names(name, local.requires_grad()) : name;
 }
@@ -57,7 +57,7 @@ nlohmann::json describe_groups(const optim::Optimizer& optimizer) {
   return list;
 }
 
-// Its rate may change, as train.lr may.
+// A group's rate may change, as train.lr may.
 nlohmann::json without_rates(nlohmann::json groups) {
   for (nlohmann::json& group : groups) {
     if (group.is_object()) group.erase("lr_scale");
@@ -97,7 +97,7 @@ std::vector<std::optional<std::size_t>> places_in(const optim::Optimizer& optimi
   }
   TESSERA_REQUIRE(
       place_of.empty(),
-      "the optimizer has {}, which is no parameter of this ShardedModel; make it from the "
+      "the optimizer has {}, which is not a parameter of this ShardedModel; make it from the "
       "parameters() of this one, after fully_shard(). An optimizer of two models cannot be saved "
       "or loaded: give each its own, or shard one module that has both as children",
       optimizer.parameters()[place_of.begin()->second].name);

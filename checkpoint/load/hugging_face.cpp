@@ -1,5 +1,5 @@
-// Opening a plain Hugging Face folder: one model.safetensors, or numbered files with an index that
-// is believed only as far as the files bear it out.
+// Opens a plain Hugging Face folder: one model.safetensors, or numbered files with an index that is
+// checked against the files.
 #include "checkpoint/load/hugging_face.h"
 
 #include <fmt/format.h>
@@ -27,7 +27,7 @@ using nlohmann::json;
 
 constexpr std::uint64_t index_limit = std::uint64_t{64} << 20;
 
-// The parts of an index that matter: name to file, and the promised bytes.
+// The parts of an index that matter: the file of each name, and the total of bytes.
 struct Index {
   std::map<std::string, std::string> file_of;
   std::optional<std::uint64_t> total_bytes;
@@ -129,7 +129,7 @@ HuggingFaceFolder open_weights(const fs::path& source) {
     return open_hugging_face(source);
   }
   TESSERA_CHECK(source.extension() == ".safetensors", ErrorCode::checkpoint,
-                "'{}' is no .safetensors file; tessera convert reads other formats",
+                "'{}' is not a .safetensors file; tessera convert reads other formats",
                 source.string());
   HuggingFaceFolder opened;
   opened.add(source);

@@ -1,4 +1,4 @@
-// Comparing wanted and stored tensors by name, shape and dtype.
+// Compares wanted and stored tensors by name, shape and dtype.
 #include "checkpoint/load/match.h"
 
 #include <fmt/format.h>
@@ -23,7 +23,7 @@ StoredNames names_taking_part(const Catalogue& stored, const NameFilter& takes_p
   return names;
 }
 
-// Says what is wrong with a tensor that both sides have.
+// Adds the problems of a tensor that both sides have.
 void compare(const LogicalTensor& wanted, const StoredTensor& stored, std::string_view section,
              std::vector<std::string>& problems) {
   if (stored.shape != wanted.shape) {
@@ -57,8 +57,8 @@ Matched match(const std::vector<LogicalTensor>& wanted, const Catalogue& stored,
   for (const std::string& name : present) {
     if (!names.contains(name)) result.mismatch.unexpected.push_back(name);
   }
-  // Another model altogether, or an adapter where a whole model is wanted: one line says it better
-  // than a list of all names. A load that is not strict would fill nothing.
+  // Another model, or an adapter instead of a whole model: one line instead of a list of all names.
+  // A load that is not strict would load nothing.
   const std::size_t few = strict ? 3 : 0;
   if (result.tensors.empty() && names.size() > few && present.size() > few) {
     problems.push_back(fmt::format("none of its {} {} tensors ('{}') is one of the {} here ('{}')",

@@ -1,4 +1,4 @@
-// Which of a checkpoint's tensors fill which of a state's, and what does not match.
+// Matches a checkpoint's tensors to those of a state, and lists the mismatches.
 #pragma once
 
 #include <string>

@@ -212,9 +212,9 @@ TEST(ForgedManifests, AreRefusedByName) {
   EXPECT_TRUE(has(refusal([](auto& m) { m["version"] = 3; }), "version 3 is unknown"));
   EXPECT_TRUE(has(refusal([](auto& m) { m["type"] = "half"; }), "'half'"));
   EXPECT_TRUE(has(refusal([](auto& m) { m.erase("scalars"); }), "scalars"));
-  EXPECT_TRUE(has(refusal([](auto& m) { m["step"] = "1"; }), "string stands where"));
+  EXPECT_TRUE(has(refusal([](auto& m) { m["step"] = "1"; }), "found string instead of"));
   // Numbers that no integer holds, and those that would wrap around to one that is taken.
-  const std::string no_number = "stands where a whole number";
+  const std::string no_number = "instead of a whole number";
   EXPECT_TRUE(has(refusal([](auto& m) { m["version"] = 6.6e124; }), no_number));
   EXPECT_TRUE(has(refusal([](auto& m) { m["version"] = 1.5; }), no_number));
   EXPECT_TRUE(has(refusal([](auto& m) { m["version"] = (1ull << 32) + 1; }), no_number));
@@ -236,7 +236,8 @@ TEST(ForgedManifests, AreRefusedByName) {
                   }),
                   "chunks"));
   EXPECT_TRUE(has(refusal([&](auto& m) { m["files"].erase(file); }), "no file"));
-  EXPECT_TRUE(has(refusal([](auto& m) { m["model"]["pieces"][0][0][0] = 9; }), "of no tensor"));
+  EXPECT_TRUE(
+      has(refusal([](auto& m) { m["model"]["pieces"][0][0][0] = 9; }), "belongs to no tensor"));
   EXPECT_TRUE(has(refusal([](auto& m) { m["model"]["pieces"][0][0][1] = 1; }), "hole or overlap"));
   EXPECT_TRUE(has(refusal([](auto& m) { m["model"]["pieces"][0][0][2] = 4; }), "4 of its 5"));
   EXPECT_TRUE(has(refusal([](auto& m) { m["model"]["pieces"][0].clear(); }), "0 of its 5"));
@@ -245,7 +246,7 @@ TEST(ForgedManifests, AreRefusedByName) {
   EXPECT_TRUE(has(refusal([](auto& m) {
                     m["model"]["tensors"][0][2] = {1ll << 40, 1ll << 40};
                   }),
-                  "no such number of elements"));
+                  "not give a valid number of elements"));
 }
 
 TEST(ForgedManifests, MustAgreeWithTheFiles) {

@@ -140,7 +140,7 @@ TEST(ModelConfig, ASlidingWindowEndsTheModelsPositions) {
   EXPECT_EQ(models::make_language_model(with(mistral, "sliding_window", nullptr))->positions(), 16);
   expect_refused(with(mistral, "sliding_window", 0), {"sliding_window is 0"});
   expect_refused(with(decoder_config("qwen2"), "use_sliding_window", true),
-                 {"use_sliding_window = true is not built"});
+                 {"use_sliding_window = true is not supported"});
 }
 
 TEST(ModelConfig, AModelOfAnotherKindIsRefused) {
@@ -153,7 +153,7 @@ TEST(ModelConfig, AModelOfAnotherKindIsRefused) {
     EXPECT_EQ(error.code(), ErrorCode::configuration);
     EXPECT_STREQ(error.what(),
                  "folder/config.json: model_type \"gpt2\" is a language model; an encoder of "
-                 "texts is wanted here");
+                 "texts is required here");
   }
 }
 

@@ -106,12 +106,13 @@ TEST(Table, SeveralFilesFollowEachOther) {
 TEST(Table, WhatIsWrongIsSaidWithFileAndLine) {
   const TableFile file;
   const TableOptions two{.columns = {"1", "2"}};
-  EXPECT_EQ(file.refusal("a.tsv", "a\tb\nc\n", two), "a.tsv:2: 1 columns, and column 2 is wanted");
+  EXPECT_EQ(file.refusal("a.tsv", "a\tb\nc\n", two),
+            "a.tsv:2: 1 columns, but column 2 is required");
   EXPECT_EQ(file.refusal("a.tsv", "a\tb\n\nc\td\n", two), "a.tsv:2: an empty line");
   EXPECT_EQ(file.refusal("a.tsv", "a\tb\nc\td\xC3(\n", two),
-            "a.tsv:2: byte 4 of the line is no UTF-8; convert the file");
+            "a.tsv:2: byte 4 of the line is not UTF-8; convert the file");
   EXPECT_EQ(file.refusal("a.csv", "t,n\n1,2\n1,2,3\n", {.columns = {"t"}}),
-            "a.csv:3: 3 columns, and the header has 2");
+            "a.csv:3: 3 columns, but the header has 2");
   EXPECT_EQ(file.refusal("a.csv", "t,n\n1,2\n", {.columns = {"text"}}),
             "a.csv:1: the header has no column text; it has t, n");
   EXPECT_EQ(file.refusal("a.csv", "1,2\n3,\"4\n", two), "a.csv:2: a quote is not closed");
@@ -120,7 +121,7 @@ TEST(Table, WhatIsWrongIsSaidWithFileAndLine) {
   EXPECT_EQ(file.refusal("a.jsonl", "{\"a\": 1}\n{\"b\": 1}\n", {.columns = {"a"}}),
             "a.jsonl:2: no a");
   EXPECT_EQ(file.refusal("a.jsonl", "{\"a\": 1}\n[1]\n", {.columns = {"a"}}),
-            "a.jsonl:2: no JSON object");
+            "a.jsonl:2: not a JSON object");
   EXPECT_EQ(file.refusal("a.tsv", "", two), "data file a.tsv has no row");
   EXPECT_EQ(file.refusal("a.tsv", "a\t0\n", {.columns = {"0"}}),
             "data file a.tsv: columns are counted from 1, not 0");

@@ -42,7 +42,7 @@ TEST(Lineage, ARunThatBeginsAnewLeavesTheOldOneAndSaysSo) {
   const Settings keep_one{{"checkpoint.keep", "1"}};
   const Ended anew = train(2, folder.small() + saving(folder, 3, 1, "never") + keep_one);
   EXPECT_TRUE(says(anew, folder.path("saves") + " holds 2 steps of another run")) << anew.err;
-  EXPECT_TRUE(says(anew, "warning: '" + folder.path("saves/step-2") + "' was of another run"))
+  EXPECT_TRUE(says(anew, "warning: '" + folder.path("saves/step-2") + "' belonged to another run"))
       << anew.err;
   const auto names = steps_in(folder);
   ASSERT_EQ(names.size(), 3u);

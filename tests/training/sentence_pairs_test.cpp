@@ -243,14 +243,14 @@ TEST(SentencePairs, WhatIsWrongWithARowIsSaidWithItsLine) {
   };
   const std::string sts = "columns: [1, 2, 3], loss: cosine_similarity, label_scale: 5";
   EXPECT_EQ(said("a.tsv", "x\ty\t1\nx\ty\tgood\n", sts),
-            "a.tsv:2: the label \"good\" is no number");
-  EXPECT_EQ(said("a.tsv", "x\ty\t1\nx\ty\n", sts), "a.tsv:2: 2 columns, and column 3 is wanted");
+            "a.tsv:2: the label \"good\" is not a number");
+  EXPECT_EQ(said("a.tsv", "x\ty\t1\nx\ty\n", sts), "a.tsv:2: 2 columns, but column 3 is required");
   EXPECT_EQ(said("a.csv", "x,y,1\nx,y,3\n", "loss: softmax, num_labels: 3"),
-            "a.csv:2: the label \"3\" is no class: a whole number from 0 to 2");
+            "a.csv:2: the label \"3\" is not a class: a whole number from 0 to 2");
   EXPECT_EQ(said("a.csv", "x,y,no\nx,y,na\n", "loss: softmax, labels: [no, yes]"),
-            "a.csv:2: the label \"na\" is none of no, yes");
+            "a.csv:2: the label \"na\" is not one of no, yes");
   EXPECT_EQ(said("a.jsonl", "{\"t\": \"x\", \"v\": \"1, 2\"}\n", "columns: [t, v], loss: mse"),
-            "a.jsonl:1: the embedding \"1, 2\" is no list of numbers, as [0.5, -1.25]");
+            "a.jsonl:1: the embedding \"1, 2\" is not a list of numbers such as [0.5, -1.25]");
 }
 
 // A pretrained model's ids are its tokenizer's.

@@ -333,7 +333,7 @@ TEST_F(Convert, AnExistingTargetStays) {
   write_all(*this / "notes", "mine");
   EXPECT_TRUE(has(error_of([&] { convert_to(step, *this / "notes", "hf"); }), "exists; choose"));
   EXPECT_TRUE(has(error_of([&] { convert_to(step, *this / "notes", "hf", {.force = true}); }),
-                  "is no checkpoint, and --force replaces nothing else"));
+                  "is not a checkpoint, and --force replaces only checkpoints"));
   EXPECT_EQ(read_all(*this / "notes"), "mine");
   convert_to(step, *this / "out", "hf");
   convert_to(step, *this / "out", "sharded", {.world_size = 2, .force = true});
@@ -367,7 +367,7 @@ TEST_F(Convert, UnknownThingsAreNamed) {
       has(error_of([&] { convert_to(*this / "gone", *this / "out", "hf"); }), "does not exist"));
   fs::create_directory(*this / "empty");
   EXPECT_TRUE(has(error_of([&] { convert_to(*this / "empty", *this / "out", "hf"); }),
-                  "is no checkpoint of a known format; looked for"));
+                  "is not a checkpoint of a known format; looked for"));
   EXPECT_TRUE(
       has(error_of([&] { convert_to(*this / "empty", *this / "out", "tar"); }, ErrorCode::usage),
           "no format 'tar'"));

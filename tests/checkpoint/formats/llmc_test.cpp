@@ -179,13 +179,13 @@ TEST_F(LlmcRefusal, HeadersThatLie) {
   EXPECT_TRUE(has(refusal([](std::string& b) { b += 'x'; }), "damaged"));
   // Sizes that no file has cost no memory.
   EXPECT_TRUE(has(refusal([](std::string& b) { put(b, 2, 1 << 24); }), "truncated"));
-  EXPECT_TRUE(has(refusal([](std::string& b) { put(b, 4, 1 << 24); }), "are no GPT-2"));
+  EXPECT_TRUE(has(refusal([](std::string& b) { put(b, 4, 1 << 24); }), "are not a GPT-2"));
   EXPECT_TRUE(has(refusal([](std::string& b) { put(b, 6, 1 << 24); }), "truncated"));
   EXPECT_TRUE(has(refusal([](std::string& b) {
                     put(b, 4, 60000);
                     put(b, 6, 1 << 24);
                   }),
-                  "are no GPT-2"));
+                  "are not a GPT-2"));
 }
 
 TEST_F(LlmcRefusal, ModelsThatAreNoGpt2) {

@@ -109,14 +109,14 @@ TEST(Pickle, RefusesByName) {
 }
 
 TEST(Pickle, CallsNothingButWhatIsListed) {
-  EXPECT_TRUE(has(pickle_refusal(text("\x80\x02K\x01K\x02\x85R.")), "no known function"));
+  EXPECT_TRUE(has(pickle_refusal(text("\x80\x02K\x01K\x02\x85R.")), "not a known function"));
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02"
                                       "ctorch\nSize\nK\x01R.")),
-                  "no known function"));
+                  "not a known function"));
   // An object is no function, whatever it is made of.
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02"
                                       "ctorch\nSize\n)R)R.")),
-                  "no known function"));
+                  "not a known function"));
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02]}b.")), "BUILD"));
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02"
                                       "ctorch\nSize\n}b.")),
@@ -131,7 +131,7 @@ TEST(Pickle, CallsNothingButWhatIsListed) {
 }
 
 TEST(Pickle, RefusesDamage) {
-  EXPECT_TRUE(has(error_of([] { read(""); }), "no pickle"));
+  EXPECT_TRUE(has(error_of([] { read(""); }), "not a pickle"));
   EXPECT_TRUE(has(error_of([] { read("(dp0\n."); }), "protocol 2 to 5"));
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02")), "cut short"));
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02N")), "cut short"));
@@ -142,7 +142,7 @@ TEST(Pickle, RefusesDamage) {
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02\x85.")), "empty stack"));
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02](\x85.")), "empty stack"));
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02Nt.")), "never opened"));
-  EXPECT_TRUE(has(pickle_refusal(text("\x80\x02h\x05.")), "never memoized"));
+  EXPECT_TRUE(has(pickle_refusal(text("\x80\x02h\x05.")), "memo entry that it never wrote"));
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02Nr\xff\xff\xff\xff.")), "memo index"));
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02X\xff\xff\xff\x7fx.")), "cut short"));
   EXPECT_TRUE(has(pickle_refusal(text("\x80\x02X\x01\x00\x00\x00\xff.")), "UTF-8"));

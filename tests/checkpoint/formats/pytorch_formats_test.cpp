@@ -174,11 +174,12 @@ TEST(PyTorchFormats, NamesFromFilesLeadNowhere) {
   const TemporaryFolder folder;
   const fs::path path = copy_of("fsdp2", folder);
   replace_in(path / ".metadata", "__0_0.distcp", "../../../etc");
-  EXPECT_TRUE(has(error_of([&] { formats::dcp_format().open(path); }), "no plain name"));
+  EXPECT_TRUE(has(error_of([&] { formats::dcp_format().open(path); }), "not a plain file name"));
   const fs::path zero = copy_of("zero3", folder);
   write_all(zero / "latest", "../zero3/global_step4");
   EXPECT_FALSE(formats::deepspeed_format().recognises(zero));
-  EXPECT_TRUE(has(error_of([&] { formats::deepspeed_format().open(zero); }), "no folder beside"));
+  EXPECT_TRUE(
+      has(error_of([&] { formats::deepspeed_format().open(zero); }), "not a folder beside"));
 }
 
 TEST(PyTorchFormats, WhatDoesNotFitTogetherIsRefused) {

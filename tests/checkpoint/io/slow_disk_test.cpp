@@ -88,9 +88,9 @@ TEST(SlowDisk, ThatStandsStillIsNamed) {
                               {.type = StateDictType::sharded, .stall_timeout = milliseconds(400)});
   EXPECT_LT(Clock::now() - begin, milliseconds(2500));
   EXPECT_EQ(errors[0], errors[1]);
-  EXPECT_TRUE(has(errors[0], "rank 1: the disk stands still: fsync of '"));
+  EXPECT_TRUE(has(errors[0], "rank 1: the disk does not respond: fsync of '"));
   EXPECT_TRUE(has(errors[0],
-                  "-rank-00001-of-00002.safetensors' has not come back for 0.4 s "
+                  "-rank-00001-of-00002.safetensors' has not returned for 0.4 s "
                   "(checkpoint.stall_timeout)"));
   EXPECT_EQ(find_latest_alone(folder.path())->step, 1);
   // It comes back at last: what was under way ends, and the next save works.

@@ -71,7 +71,7 @@ TEST(OptimizerOfAPart, OneOfAnotherModelIsRefused) {
          {static_cast<optim::Optimizer*>(&of_both), static_cast<optim::Optimizer*>(&of_second)}) {
       const std::string text = tessera::testing::message_of<std::logic_error>(
           [&] { save(context, folder.path(), first, *optimizer); });
-      EXPECT_TRUE(has(text, "no parameter of this ShardedModel"));
+      EXPECT_TRUE(has(text, "not a parameter of this ShardedModel"));
       EXPECT_TRUE(has(text, "give each its own"));
       EXPECT_THROW((void)load(context, folder.path() / "step-0", first, *optimizer),
                    std::logic_error);

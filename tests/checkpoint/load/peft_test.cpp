@@ -219,7 +219,7 @@ TEST_F(Peft, WhatDoesNotFitIsRefused) {
   write_adapter("base_model.model.net.l", 3);
   EXPECT_NE(refused().find("is for a weight [3, 3]"), std::string::npos) << refused();
   write_adapter("elsewhere.net.l");
-  EXPECT_NE(refused().find("is no adapter of a linear layer"), std::string::npos) << refused();
+  EXPECT_NE(refused().find("is not an adapter of a linear layer"), std::string::npos) << refused();
   write_adapter("base_model.model.net.l");
   config_["r"] = 2;
   write_config();

@@ -137,9 +137,9 @@ TEST_F(WeightsFrom, OtherPlacesSayWhatTheyAre) {
     const auto text = [&](const std::string& source) {
       return error_of([&] { (void)load(context, source, model); });
     };
-    EXPECT_TRUE(has(text(path() + "/none"), "there is no such folder"));
+    EXPECT_TRUE(has(text(path() + "/none"), "the folder does not exist"));
     EXPECT_TRUE(has(text(path()), "it holds neither steps nor model.safetensors"));
-    EXPECT_TRUE(has(text(path() + "/model.bin"), "no .safetensors file; tessera convert"));
+    EXPECT_TRUE(has(text(path() + "/model.bin"), "not a .safetensors file; tessera convert"));
     EXPECT_TRUE(has(text(from->dir()),
                     "a folder of steps; name one of them, such as '" + from->step() + "'"));
     State state = state_of(model, &o, Direction::load);

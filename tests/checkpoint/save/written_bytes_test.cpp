@@ -88,7 +88,7 @@ TEST(WrittenBytes, CutsThatLieAreRefused) {
   EXPECT_TRUE(has(refusal({100, 50}), "begin anew at byte 50, after byte 100"));
   EXPECT_TRUE(has(refusal({std::uint64_t{1} << 60}), "begin anew at byte"));
   EXPECT_TRUE(has(refusal({1, 2, 3}), "hexadecimal digits of checksums for 4 chunks"));
-  EXPECT_TRUE(has(refusal({"x"}), "string stands where"));
+  EXPECT_TRUE(has(refusal({"x"}), "found string instead of"));
 }
 
 }  // namespace

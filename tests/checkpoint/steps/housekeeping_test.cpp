@@ -178,7 +178,7 @@ TEST(LockWithoutFlock, OnlyWhoIsCertainlyGoneIsTakenOver) {
                                   std::string("garbage"), std::string()}) {
     write_all(owner_file(folder.path()), text);
     const std::string refusal = error_of([&] { save_and_tell(folder.path(), 4, {}, &calls); });
-    EXPECT_TRUE(has(refusal, "remove that file when no such process runs"));
+    EXPECT_TRUE(has(refusal, "remove that file if this process no longer runs"));
     EXPECT_EQ(read_all(owner_file(folder.path())), text);
   }
   // After the host's restart the number is another's, if anybody's.

@@ -112,7 +112,7 @@ TEST(Lineage, AStepWhoseNameAnotherRunNeedsIsMovedAside) {
   const Saved saved = fresh.save_step(7, 2);
   const std::string aside = "step-7.of-" + old.line().run;
   ASSERT_EQ(saved.warnings.size(), 1u);
-  EXPECT_TRUE(has(saved.warnings[0], "whose step is now '" + aside));
+  EXPECT_TRUE(has(saved.warnings[0], "its step is now '" + aside));
   expect_version(dir / "step-7", 2);
   expect_version(dir / aside, 1);
   // A third one, and the second's own again.

@@ -98,7 +98,7 @@ TEST_F(ExitCodes, AModelOfTheOtherKindIsNamedAsSuch) {
   expect_code(run_program(evaluate(path("encoder"), "perplexity")), 3,
               "the model is an encoder of texts (bert), and a language model is wanted here");
   expect_code(run_program({"generate", path("encoder"), "--prompt", "a"}), 3,
-              "\"bert\" is an encoder of texts; a language model is wanted here");
+              "\"bert\" is an encoder of texts; a language model is required here");
 }
 
 TEST_F(ExitCodes, VerifyTellsNothingThereFromDamage) {
