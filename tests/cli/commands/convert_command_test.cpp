@@ -142,7 +142,8 @@ TEST(ConvertCommand, AStoppedOneLeavesNothing) {
   const Ended done =
       run_program({"convert", folder.path("small"), folder.path("place") + "/out", "--to", "full"});
   EXPECT_EQ(done.code, 0) << done.err;
-  EXPECT_NE(done.out.find("that died left"), std::string::npos) << done.out;
+  EXPECT_NE(done.out.find("left by a conversion or an export that died"), std::string::npos)
+      << done.out;
   EXPECT_EQ(names_beside(folder.path("place") + "/out"), std::vector<std::string>{"out"});
 }
 
