@@ -50,7 +50,7 @@ TEST(EqualValues, AModuleOnMetaOnOneRankIsNamed) {
         message_of<Error>([&] { const auto model = fully_shard(net, context); }),
         "ranks 0 and 1 begin with different values of positions: on rank 0 it is on `meta` "
         "and was made as parameter number 2, on rank 1 it has values in memory. Make the module "
-        " in the same way on every rank, or take rank 0's values with "
+        "in the same way on every rank, or take rank 0's values with "
         "ShardingOptions::sync_module_states");
   });
 }
