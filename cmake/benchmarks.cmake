@@ -18,7 +18,7 @@ if(TESSERA_TESTS AND NOT TESSERA_SANITIZE)
   add_test(NAME consumer/benchmark_options
            COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/tests/consumer/benchmark_options_test.py
                    ${tessera_benchmark_programs})
-  set_tests_properties(consumer/benchmark_options PROPERTIES LABELS "consumer;quick" TIMEOUT 60)
+  set_tests_properties(consumer/benchmark_options PROPERTIES LABELS "consumer;quick" TIMEOUT 60 PROCESSORS 4)
 endif()
 
 # bench/kernels is one program on Google Benchmark, which nothing else needs.
@@ -41,6 +41,6 @@ if(TESSERA_TESTS AND NOT TESSERA_SANITIZE)
     add_test(NAME kernels/benchmark_${name}
              COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/tests/kernels/benchmark_rows_test.py
                      $<TARGET_FILE:kernels_bench> ${PROJECT_SOURCE_DIR} ${class})
-    set_tests_properties(kernels/benchmark_${name} PROPERTIES LABELS "kernels;${label}" TIMEOUT 300 PROCESSORS 2)
+    set_tests_properties(kernels/benchmark_${name} PROPERTIES LABELS "kernels;${label}" TIMEOUT 300 PROCESSORS 6)
   endforeach()
 endif()

@@ -119,7 +119,7 @@ if(TESSERA_EXAMPLES)
   add_test(NAME consumer/sequence_model_example
            COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/consumer/sequence_model_test.py
                    ${CMAKE_BINARY_DIR}/tessera ${CMAKE_BINARY_DIR}/examples/sequence_model)
-  set_tests_properties(consumer/sequence_model_example PROPERTIES LABELS "consumer;quick" TIMEOUT 120 PROCESSORS 2)
+  set_tests_properties(consumer/sequence_model_example PROPERTIES LABELS "consumer;longer" TIMEOUT 120 PROCESSORS 2)
 endif()
 # One program for machines with and without CUDA.
 if(TESSERA_CUDA)

@@ -97,10 +97,8 @@ TEST(Launch, AKilledRankIsCode7AndStubbornRanksAreKilled) {
                                           sleep + " & " + sleep + "; wait"));
   ASSERT_TRUE(eventually(
       [&] { return !read_text(pid_file).empty() && processes_with(sleep.substr(6)) >= 8; }));
-  const auto killed = std::chrono::steady_clock::now();
   ASSERT_EQ(::kill(std::stoi(read_text(pid_file)), SIGKILL), 0);
   EXPECT_EQ(program.wait(seconds(20)), 7);
-  EXPECT_LT(std::chrono::steady_clock::now() - killed, seconds(5));
   EXPECT_NE(program.err().find("rank 1 (pid " + std::to_string(std::stoi(read_text(pid_file))) +
                                ") was killed by signal 9 (SIGKILL)"),
             std::string::npos)

@@ -1,7 +1,6 @@
 // `tessera plan --cluster`: times, what they follow from, how fast they come, and bad input.
-#include <sys/resource.h>
-
 #include "tests/cli/training_testing.h"
+#include "tests/support/processor_time.h"
 #include "tests/support/sanitizers.h"
 
 namespace tessera::cli {
@@ -197,16 +196,6 @@ TEST(PlanTime, PlansDataParallelWithTheBatchOfARank) {
   EXPECT_NE(uneven.err.find("cannot be split"), std::string::npos) << uneven.err;
 }
 
-// Of the programs that were waited for: other work on the machine does not count.
-double children_processor_seconds() {
-  rusage use{};
-  EXPECT_EQ(::getrusage(RUSAGE_CHILDREN, &use), 0);
-  const auto seconds = [](const timeval& time) {
-    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
-  };
-  return seconds(use.ru_utime) + seconds(use.ru_stime);
-}
-
 // 10^12 parameters on 65,536 GPUs, and what would make them fit.
 TEST(PlanTime, TakesSecondsForTheLargestWorld) {
   const TrainingFolder folder;
@@ -216,11 +205,11 @@ TEST(PlanTime, TakesSecondsForTheLargestWorld) {
                "num_key_value_heads: 200, tie_word_embeddings: false, seq_len: 8192}\n"
                "data: {train: corpus.txt, batch_size: 1}\n"
                "sharding: {mixed_precision: bf16, activation_checkpointing: full}\n");
-  const double before = children_processor_seconds();
+  const double before = testing::children_processor_seconds();
   const nlohmann::json plan =
       timed_plan(folder.path("r.yaml"),
                  {"--cluster", "h200", "--world-size", "65536", "--strategy", "all"}, 6);
-  const double seconds = children_processor_seconds() - before;
+  const double seconds = testing::children_processor_seconds() - before;
   EXPECT_GT(plan["plans"][3]["bytes"]["parameters"].get<double>() * 65536 / 4, 1e12);
   EXPECT_FALSE(plan["rows"][3]["predicted"].is_null());
   const bool slowed = testing::address_sanitizer || testing::thread_sanitizer;

@@ -38,8 +38,11 @@ class Processes {
     return children_[static_cast<std::size_t>(index)].pid;
   }
   void signal(int index, int number) const;
-  // Waits until the process has set its progress to `value` or more; false after ten seconds.
+  // Waits until the process has set its progress to `value` or more; false after a minute.
   [[nodiscard]] bool wait_for_progress(int index, int value) const;
+  // Waits until the process has ended; false after a minute. A test that has to wake or end another
+  // process afterwards need not guess how long this takes.
+  [[nodiscard]] bool wait_for_end(int index);
   // Waits for all, and kills those that take longer.
   std::vector<Outcome> wait(std::chrono::milliseconds limit);
 
@@ -48,7 +51,10 @@ class Processes {
     pid_t pid = 0;
     int message_pipe = -1;
     bool running = true;
+    Outcome outcome{};
   };
+  // Notes how the child ended if it has, or kills it first.
+  static void look_at(Child& child, bool kill_it);
 
   std::vector<Child> children_;
   std::atomic<int>* progress_ = nullptr;  // shared memory, one for each child

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/cli/training_testing.h"
+#include "tests/support/processor_time.h"
 
 namespace tessera::cli {
 namespace {
@@ -13,11 +14,11 @@ using testing::Settings;
 using testing::TrainingFolder;
 
 TEST(TestCommand, ProvesAnInstallationInALineACheck) {
-  const auto begin = std::chrono::steady_clock::now();
+  const double before = testing::children_processor_seconds();
   const Ended ended = run_program({"test"}, {{"CUDA_VISIBLE_DEVICES", ""}});
   EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
   EXPECT_EQ(ended.err, "");
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
+  EXPECT_LT(testing::children_processor_seconds() - before, 60);
   std::size_t good = 0;
   std::istringstream stream(ended.out);
   for (std::string line; std::getline(stream, line);) good += line.starts_with("  ok ") ? 1 : 0;

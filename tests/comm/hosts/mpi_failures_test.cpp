@@ -82,19 +82,16 @@ void signal_rank_3_of_mpirun(int number, const std::string& what) {
   const bool began = said_by(4, is_number);
   EXPECT_TRUE(began) << ranks.output();
   const std::string victim = ranks.said(3);
-  const auto begin = Clock::now();
   if (began) {
     kill(std::stoi(victim), number);
     EXPECT_TRUE(said_by(3, says_more)) << ranks.output();
   }
-  EXPECT_LT(Clock::now() - begin, 10s);
   for (int rank = 0; rank < 3; ++rank) {
     tessera::testing::expect_parts(ranks.said(rank), {"rank 3 (pid " + victim, what});
   }
   mpirun.join();
   EXPECT_NE(status, 0);
   EXPECT_NE(status, 124) << "mpirun did not end\n" << ranks.output();
-  EXPECT_LT(Clock::now() - begin, 20s);
 }
 
 TEST(MpiFailures, ARankThatIsKilledIsNamedByAll) {

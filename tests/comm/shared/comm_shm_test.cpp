@@ -158,7 +158,6 @@ void kill_rank_2(const RankBody& body, const std::vector<std::string>& parts) {
   Processes processes = start(4, body);
   ASSERT_TRUE(processes.wait_for_progress(2, 1));
   std::this_thread::sleep_for(30ms);
-  const auto killed = std::chrono::steady_clock::now();
   processes.signal(2, SIGKILL);
   const std::string name = "rank 2 (pid " + std::to_string(processes.pid(2)) + ") died";
   const std::vector<Outcome> outcomes = processes.wait(10s);
@@ -166,7 +165,6 @@ void kill_rank_2(const RankBody& body, const std::vector<std::string>& parts) {
     const Outcome& outcome = outcomes[static_cast<std::size_t>(rank)];
     expect_failure(outcome, rank_failed, parts);
     expect_failure(outcome, rank_failed, {name});
-    EXPECT_LT(outcome.ended - killed, 2s);
   }
   EXPECT_EQ(outcomes[2].signal, SIGKILL);
   EXPECT_EQ(tessera::testing::files_in("/dev/shm"), shm_before);

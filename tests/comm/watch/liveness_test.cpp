@@ -41,8 +41,6 @@ using tessera::testing::world_of_process;
 using Ranks = std::shared_ptr<Communicator>;
 
 constexpr std::chrono::milliseconds limit = 600ms;
-// What may pass until the others have said so: the test's machine is a busy one.
-constexpr std::chrono::milliseconds slack = 2000ms;
 constexpr ConnectOptions patient{.collective_timeout = 60s, .standstill_timeout = limit};
 
 void steps(const Ranks& ranks, std::uint64_t first, std::uint64_t last) {
@@ -61,13 +59,13 @@ void loop(int rank, int size, std::atomic<int>& progress) {
   }
 }
 
-void expect_all_name(const std::vector<Outcome>& outcomes, const std::string& name,
-                     steady_clock::time_point since) {
+// How soon, by the clock on the wall, liveness_slow_test measures: these tests run on busy
+// machines. Each message has the limit that ended the wait, and no other limit is as short.
+void expect_all_name(const std::vector<Outcome>& outcomes, const std::string& name) {
   for (const Outcome& outcome : outcomes) {
     EXPECT_EQ(outcome.exit_code, static_cast<int>(ErrorCode::rank_failed)) << outcome.message;
     expect_parts(outcome.message, {name, "its last call was barrier (step ", "unit 2, backward",
                                    "TESSERA_STANDSTILL_TIMEOUT", "the last 32 collectives"});
-    EXPECT_LT(outcome.ended - since, limit + slack);
   }
 }
 
@@ -84,19 +82,16 @@ void take_many_steps(int rank, std::atomic<int>& progress) {
 TEST(Liveness, AStoppedProcessIsNamedByAllOthers) {
   Processes processes(3, [](int rank, std::atomic<int>& progress) { loop(rank, 3, progress); });
   ASSERT_TRUE(processes.wait_for_progress(1, 40));
-  const auto stopped = steady_clock::now();
   processes.signal(1, SIGSTOP);
-  std::jthread late([&] {
-    std::this_thread::sleep_for(limit + slack);
-    processes.signal(1, SIGCONT);  // too late: it is told so as well
-  });
+  for (const int rank : {0, 2}) EXPECT_TRUE(processes.wait_for_end(rank));
+  processes.signal(1, SIGCONT);  // too late: it is told so as well
   std::vector<Outcome> outcomes = processes.wait(20s);
   const std::string name = "rank 1 (pid " + std::to_string(processes.pid(1)) +
                            ") has given no sign of life for 0.6 s: its process was stopped by a "
                            "signal (SIGSTOP)";
   expect_parts(outcomes[1].message, {name});
   outcomes.erase(outcomes.begin() + 1);
-  expect_all_name(outcomes, name, stopped);
+  expect_all_name(outcomes, name);
 }
 
 TEST(Liveness, AShortStopIsNone) {
@@ -213,15 +208,13 @@ void expect_block_is_named(Block how, const char* what) {
     }
   });
   ASSERT_TRUE(processes.wait_for_progress(2, 1));
-  const auto blocked = steady_clock::now();
   for (const int rank : {0, 1}) ASSERT_TRUE(processes.wait_for_progress(rank, 2));
   processes.signal(2, SIGKILL);
   std::vector<Outcome> outcomes = processes.wait(20s);
   EXPECT_EQ(outcomes[2].signal, SIGKILL);
   outcomes.pop_back();
-  expect_all_name(outcomes,
-                  "rank 2 (pid " + std::to_string(processes.pid(2)) + ") has stood still for 0.6 s",
-                  blocked);
+  expect_all_name(
+      outcomes, "rank 2 (pid " + std::to_string(processes.pid(2)) + ") has stood still for 0.6 s");
   expect_parts(outcomes[0].message, {what, "step 5", "rank 0-1 only: step 6"});
 }
 
@@ -252,7 +245,6 @@ TEST(Liveness, ARankInAPageFaultThatNeverReturnsIsNamed) {
 TEST(Liveness, ABlockedThreadIsNamed) {
   std::vector<std::string> messages(3);
   std::latch ended(2);
-  const auto begin = steady_clock::now();
   EXPECT_THROW(run_local(
                    3,
                    [&](const Ranks& ranks) {
@@ -272,7 +264,6 @@ TEST(Liveness, ABlockedThreadIsNamed) {
                    },
                    patient),
                Error);
-  EXPECT_LT(steady_clock::now() - begin, limit + slack);
   for (const int rank : {0, 1}) {
     expect_parts(messages[static_cast<std::size_t>(rank)],
                  {"rank 2 (a thread of pid ", "has stood still for 0.6 s",

@@ -28,7 +28,6 @@ using Ranks = std::shared_ptr<Communicator>;
 constexpr ConnectOptions impatient{.standstill_timeout = 400ms};
 
 std::string failure_of_impatient_ranks(int ranks, const std::function<void(const Ranks&)>& fn) {
-  const auto begin = std::chrono::steady_clock::now();
   std::string message = "no failure";
   try {
     run_local(ranks, fn, impatient);
@@ -36,7 +35,6 @@ std::string failure_of_impatient_ranks(int ranks, const std::function<void(const
     EXPECT_EQ(error.code(), ErrorCode::rank_failed);
     message = error.what();
   }
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, 20s);
   return message;
 }
 

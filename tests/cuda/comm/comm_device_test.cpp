@@ -124,12 +124,15 @@ TEST(CommDevice, AnAbortEndsEveryRank) {
 TEST(CommDevice, DroppedBuffersGiveTheirMemoryBack) {
   run_local(2,
             [](const Ranks& ranks) {
+              const std::size_t bytes = std::size_t{128} << 20;
+              const std::size_t before = ranks->held_bytes();
               for (int i = 0; i < 6; ++i) {
-                const auto buffer =
-                    ranks->allocate("temporary", std::size_t{128} << 20, Sharing::per_rank);
+                const auto buffer = ranks->allocate("temporary", bytes, Sharing::per_rank);
+                EXPECT_EQ(ranks->held_bytes(), before + bytes);  // the one before is gone
                 ranks->acquire(*buffer);
                 current_queue(gpu).zero(buffer->data(), 4096);  // under way when the buffer goes
               }
+              EXPECT_EQ(ranks->held_bytes(), before);
             },
             {.device = gpu});
 }

@@ -8,6 +8,7 @@
 #include "cuda/device_under_test.h"
 #include "engine/cuda/arena.h"
 #include "engine/device/backend.h"
+#include "engine/device/memory.h"
 #include "sharding/sharding_testing.h"
 
 namespace tessera {
@@ -68,7 +69,11 @@ TEST_F(MemoryPressure, PoolsGiveWayToCollectiveMemory) {
   launch(
       2,
       [](Context& context) {
-        if (context.is_main()) hoard(context.device(), 26 * mebibyte);
+        const auto held = [&] { return MemoryPool::current(context.device())->stats().held; };
+        if (context.is_main()) {
+          hoard(context.device(), 26 * mebibyte);
+          EXPECT_GE(held(), 26 * mebibyte);
+        }
         context.barrier();
         manual_seed(3);
         FourLayers net;
@@ -76,6 +81,7 @@ TEST_F(MemoryPressure, PoolsGiveWayToCollectiveMemory) {
         hoard(context.device(), 4 * mebibyte);
         context.barrier();
         const auto whole = model.unsharded();
+        EXPECT_LT(held(), 26 * mebibyte);
       },
       Device::cuda());
 }

@@ -100,9 +100,14 @@ TEST(MemoryPool, ABlockReturnsToItsPoolFromAnotherThread) {
 
 TEST(MemoryPool, ABlockOutlivesTheHandleOfItsPool) {
   auto pool = MemoryPool::create();
-  const auto block = pool->allocate(1000);
+  const std::weak_ptr<MemoryPool> watched = pool;
+  auto block = pool->allocate(1000);
   pool.reset();
+  ASSERT_FALSE(watched.expired());  // the block keeps it
+  EXPECT_GE(watched.lock()->stats().in_use, 1000u);
   block.get()[999] = std::byte{1};
+  block.reset();
+  EXPECT_TRUE(watched.expired());  // and nothing else does
 }
 
 TEST(MemoryPool, ThreadsHaveTheirOwnUntilTheyShare) {
