@@ -94,7 +94,7 @@ TEST(BenchInput, FilesThatAreSomethingElse) {
                                 testing::example_recipe() +
                                 R"(", "machine": {"processor": "6502"}, "rows": []})");
   expect_bench_refused(run_bench(folder, {"--json", folder.path("away.json")}), 3,
-                       "was measured where processor is \"6502\"");
+                       "was measured with processor \"6502\"");
 }
 
 // Every member that is read has a kind.

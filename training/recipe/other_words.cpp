@@ -23,7 +23,7 @@ constexpr std::string_view strategy_key = "sharding.sharding_strategy";
 constexpr std::string_view precision_key = "sharding.mixed_precision";
 
 constexpr auto words = std::to_array<OtherWord>({
-    // How long, and how large a step.
+    // Length of a run, and size of a step.
     {"key", "learning_rate", "train.lr"},
     {"key", "max_lr", "train.lr"},
     {"key", "base_lr", "train.lr"},
@@ -233,7 +233,7 @@ constexpr auto words = std::to_array<OtherWord>({
     {"checkpoint.dtype", "float", "fp32"},
 });
 
-// Hyphens, spaces and case do not count; nor do the signs that ZeRO's stages are written with.
+// Hyphens, spaces and case do not count, nor does the punctuation in the names of ZeRO's stages.
 std::string other_word_folded(std::string_view word) {
   std::string result;
   for (const char c : word) {

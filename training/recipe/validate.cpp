@@ -34,7 +34,7 @@ std::pair<std::string, std::int64_t> configured(const Recipe& recipe, models::Co
   misuse("the architecture {} has no key of a role that all have", architecture.model_type);
 }
 
-// Keys of sentences are for their task, and that task needs them.
+// Keys of sentences belong to their task, and that task needs them.
 void validate_data_set(const Recipe& recipe, const DataSetRecipe& set, const std::string& key) {
   const bool training = key == "data.train";
   const auto check_set = [&](bool holds, std::string_view text) {

@@ -128,9 +128,9 @@ TEST(ConfigCommand, ChecksAFile) {
   const Ended good = run_program({"config", "check", file});
   EXPECT_EQ(good.code, 0) << good.err;
   EXPECT_EQ(good.out, file +
-                          ":5: fsdp_use_orig_params: false: changes nothing: parameters always "
-                          "keep their names and shapes\n" +
-                          file + ": of no use here: tpu_env\n" + file + ": good\n");
+                          ":5: fsdp_use_orig_params: false: no effect: parameters always keep "
+                          "their names and shapes\n" +
+                          file + ": no effect here: tpu_env\n" + file + ": good\n");
   // What only the values together show is found as well.
   std::ofstream(file) << "distributed_type: FSDP\nfsdp_config:\n  fsdp_auto_wrap_policy: NO_WRAP\n"
                          "  fsdp_activation_checkpointing: true\n";
@@ -158,10 +158,11 @@ TEST(ConfigCommand, ExplainsAFileAndItsCosts) {
             std::string::npos)
       << alone.out;
   // What the key does, and what its value means.
-  for (const char* words : {"      2: SHARD_GRAD_OP: parameters, gradients and moments are split;",
-                            "      bf16: computed and sent in bf16, half of the bytes\n",
-                            "      FSDP: sharded, as fsdp_config says\n",
-                            "      no effect: Collectives are always checked"}) {
+  for (const char* words :
+       {"      2: SHARD_GRAD_OP: parameters, gradients and moments are sharded;",
+        "      bf16: computed and sent in bf16, half of the bytes\n",
+        "      FSDP: sharded, with the strategy of fsdp_config\n",
+        "      no effect: Collectives are always checked"}) {
     EXPECT_NE(alone.out.find(words), std::string::npos) << words << " is not in\n" << alone.out;
   }
   EXPECT_NE(alone.out.find("checkpoint.state_dict_type: FULL_STATE_DICT"), std::string::npos);

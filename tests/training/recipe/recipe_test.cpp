@@ -309,14 +309,13 @@ TEST(Recipe, WhatIsSoWhateverAKeySaysIsNoted) {
       "sharding:\n  use_orig_params: false\n  sync_module_states: true\n"
       "  cpu_ram_efficient_loading: false\n  limit_all_gathers: false\n",
       "r.yaml", {});
-  EXPECT_EQ(recipe.notes,
-            (std::vector<std::string>{
-                "r.yaml:2: sharding.use_orig_params: false changes nothing: parameters always keep "
-                "their names and shapes",
-                "r.yaml:4: sharding.cpu_ram_efficient_loading: false changes nothing: a rank "
-                "always reads only its share",
-                "r.yaml:5: sharding.limit_all_gathers: false changes nothing: at most two gathers "
-                "are in flight; a number sets another bound"}));
+  EXPECT_EQ(recipe.notes, (std::vector<std::string>{
+                              "r.yaml:2: sharding.use_orig_params: false has no effect: parameters "
+                              "always keep their names and shapes",
+                              "r.yaml:4: sharding.cpu_ram_efficient_loading: false has no effect: "
+                              "a rank always reads only its shard",
+                              "r.yaml:5: sharding.limit_all_gathers: false has no effect: at most "
+                              "two gathers are in flight; a number sets another bound"}));
 }
 
 TEST(Recipe, BrokenYamlIsNamedByLine) {
@@ -328,7 +327,7 @@ TEST(Recipe, BrokenYamlIsNamedByLine) {
             "r.yaml:3: sharding.sharding_strategy is given twice under two names, first at "
             "r.yaml:2; keep one");
   EXPECT_EQ(refusal_of("model:\n\tn_layer: 2\n"),
-            "r.yaml:2: a tab in the indentation; YAML wants spaces");
+            "r.yaml:2: a tab in the indentation; YAML requires spaces");
   EXPECT_NE(refusal_of("a: &x 1\nb: *x\n").find("r.yaml:1: anchors"), std::string::npos);
   EXPECT_NE(refusal_of("a: !!python/object 1\n").find("r.yaml:1: tags"), std::string::npos);
   EXPECT_NE(refusal_of("").find("r.yaml: empty"), std::string::npos);
