@@ -1,6 +1,6 @@
-// Gathers and sums between hosts against raw TCP: what a rank and its counterpart on another host
-// move through one socket with blocking calls, in the same run and in turns. Every process is a
-// rank of the environment (scripts/hosts-bench starts them); rank 0 prints.
+// Gathers and sums between nodes, compared with raw TCP: a rank and its counterpart on another node
+// exchange the same bytes through one socket with blocking calls, in the same run and in turns.
+// Every process is a rank of the environment (scripts/hosts-bench starts them); rank 0 prints.
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <sys/socket.h>
@@ -27,7 +27,7 @@ namespace {
 
 using Ranks = std::shared_ptr<Communicator>;
 
-// A connection to the rank that has this one's place on the other of two hosts.
+// A connection to the rank in the same place on the other of two nodes.
 FileDescriptor connect_raw(const World& world, const Ranks& ranks) {
   TESSERA_CHECK(ranks->size() == 2 * world.local_size, ErrorCode::configuration,
                 "hosts_bench: two hosts with as many ranks each wanted");
@@ -49,7 +49,7 @@ FileDescriptor connect_raw(const World& world, const Ranks& ranks) {
   return connection;
 }
 
-// Both directions at once, by a thread each.
+// Both directions at once, with one thread each.
 void swap_raw(int socket, const std::vector<std::byte>& out, std::vector<std::byte>& in) {
   std::thread sender([&] {
     for (std::size_t done = 0; done < out.size();) {
@@ -65,7 +65,7 @@ void swap_raw(int socket, const std::vector<std::byte>& out, std::vector<std::by
   sender.join();
 }
 
-// Seconds of the slowest rank.
+// The seconds of the slowest rank.
 double timed(const Ranks& ranks, const std::function<void()>& work) {
   ranks->barrier();
   const auto begin = std::chrono::steady_clock::now();
@@ -114,7 +114,7 @@ void measure(std::size_t bytes, int rounds) {
     of_reduce.push_back(reduce_seconds);
   }
   if (ranks->rank() != 0) return;
-  // A host gets this much from the other, by all three.
+  // All three give a node this much data from the other.
   const double crossing = static_cast<double>(share) * world.local_size;
   const auto rate = [&](const std::vector<double>& seconds) {
     return crossing / median(seconds) / 1e9;

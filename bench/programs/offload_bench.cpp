@@ -43,7 +43,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// One parameter whose state lies in files.
+// One parameter whose state is in files.
 class State {
  public:
   State(const std::string& folder, std::int64_t count) : count_(count) {
@@ -85,7 +85,7 @@ class State {
     return sum.value();
   }
 
-  // Each file by a thread, as the step's are, in pieces of the same size.
+  // One thread per file, as in the step, in pieces of the same size.
   void transfer(bool whole_step) {
     const auto work = [this](StateFile& file, bool writes) {
       const std::size_t piece = file.window()->piece_bytes();
@@ -132,7 +132,7 @@ nlohmann::json compare_with_disk(const std::string& folder, std::int64_t count, 
     const double b = seconds_of([&] { state.transfer(true); });
     const double c = seconds_of([&] { (void)state.norm(); });
     const double d = seconds_of([&] { state.transfer(false); });
-    if (round == 0) continue;  // the first writes go into blocks that nothing was written to
+    if (round == 0) continue;  // the first round writes into new blocks
     step.push_back(a);
     disk.push_back(b);
     norm.push_back(c);

@@ -39,10 +39,10 @@ void sleep_for(double seconds) {
   std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
 }
 
-// What delays are by: one for a rank, read by its communicators.
+// The durations of the delays: one object per rank, read by its communicators.
 struct Delay {
   std::atomic<double> seconds_per_byte{0};
-  std::atomic<std::uint64_t> bytes{0};  // that were waited for
+  std::atomic<std::uint64_t> bytes{0};  // that ranks waited for
 
   void of(std::uint64_t reached) {
     bytes += reached;
@@ -50,7 +50,7 @@ struct Delay {
   }
 };
 
-// Another communicator whose collectives take longer.
+// A communicator that makes the collectives of another one take longer.
 class DelayedCommunicator final : public comm::Communicator {
  public:
   DelayedCommunicator(comm::Communicator& inner, std::shared_ptr<Delay> delay)
@@ -134,7 +134,7 @@ class DelayedCommunicator final : public comm::Communicator {
   std::shared_ptr<Delay> delay_;
 };
 
-// A layer whose products take as long as it is told.
+// A layer whose products take a given time.
 class SleepingLayer : public nn::Module {
  public:
   explicit SleepingLayer(double seconds) : seconds_(seconds) {

@@ -108,7 +108,7 @@ nlohmann::json measure(std::int64_t length, int rounds) {
                         {"selective", RecomputeOptions{.keep = ops_worth_keeping}}};
   std::vector<double> forwards;
   for (int round = 0; round < rounds + 2; ++round) {
-    if (round == 2) {  // the first ones allocate and choose
+    if (round == 2) {  // the first ones allocate and choose kernels
       forwards.clear();
       for (Way& way : ways) way.seconds.clear();
     }

@@ -52,8 +52,8 @@ TEST(BenchCompare, RowsThatOneSideLacksAreNamed) {
   const BenchComparison comparison = compare_reports(report_of(1, 1, 1), other, 1);
   EXPECT_TRUE(comparison.regressions.empty());
   ASSERT_EQ(comparison.lines.size(), 2u);
-  EXPECT_NE(comparison.lines[0].find("is not in the old comparison"), std::string::npos);
-  EXPECT_NE(comparison.lines[1].find("is in the old comparison alone"), std::string::npos);
+  EXPECT_NE(comparison.lines[0].find("is not in the old report"), std::string::npos);
+  EXPECT_NE(comparison.lines[1].find("is only in the old report"), std::string::npos);
 }
 
 TEST(BenchCompare, ARegressionHasItsOwnCode) {

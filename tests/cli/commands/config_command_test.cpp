@@ -108,8 +108,9 @@ TEST(ConfigCommand, RefusesWhatItCannotDo) {
   ASSERT_EQ(run_program({"config", "default", "--config-file", file}).code, 0);
   const Ended twice = run_program({"config", "default", "--config_file", file});
   EXPECT_EQ(twice.code, 3);
-  EXPECT_EQ(twice.err, "tessera: error: " + file +
-                           " exists and is not written over; name another with --config-file\n");
+  EXPECT_EQ(twice.err,
+            "tessera: error: " + file +
+                " exists and is not overwritten; name another file with --config-file\n");
   // Ctrl-D in the middle.
   const std::string other = (folder / "b.yaml").string();
   const Session ended = on_terminal({"config", "--config-file", other}, "2\n\x04");
@@ -170,7 +171,7 @@ TEST(ConfigCommand, ExplainsAFileAndItsCosts) {
   const Ended costs = run_program({"config", "explain", file, example_recipe(), "--set",
                                    "train.device=cpu", "--set", "model.n_layer=2"});
   ASSERT_EQ(costs.code, 0) << costs.err;
-  EXPECT_NE(costs.out.find(example_recipe() + ", 2 ranks, the CPUs of one host: a rank holds "),
+  EXPECT_NE(costs.out.find(example_recipe() + ", 2 ranks, the CPUs of one node: a rank holds "),
             std::string::npos)
       << costs.out;
   EXPECT_NE(costs.out.find("fsdp_sharding_strategy: 2  (SHARD_GRAD_OP instead of FULL_SHARD)\n"
