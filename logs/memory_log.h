@@ -13,7 +13,7 @@ namespace tessera::cli {
 
 class TrainingRun;
 
-// Rank 0 writes it after its second step (after the only step if there is no second): by then all
+// Rank 0 writes it after its second step (after the only step of a run with one): by then all
 // lasting memory exists.
 class MemoryLog {
  public:

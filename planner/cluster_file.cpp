@@ -144,7 +144,7 @@ MeasuredKernel read_measured(const YamlNode& node) {
     for (int i = 0; i < kernel_count; ++i) {
       names.emplace_back(name_of(static_cast<KernelId>(i)));
     }
-    fail(ErrorCode::configuration, "{}: measured: there is no kernel {}{}", items[0].where, name,
+    fail(ErrorCode::configuration, "{}: measured: unknown kernel {}{}", items[0].where, name,
          did_you_mean(name, names));
   }
   one.work.kernel = *kernel;
@@ -367,9 +367,7 @@ Cluster find_cluster(const std::string& name_or_file) {
   if (!std::filesystem::exists(name_or_file)) {
     std::vector<std::string> names;
     for (const ShippedCluster& shipped : shipped_clusters()) names.emplace_back(shipped.name);
-    fail(ErrorCode::configuration,
-         "--cluster {}: there is no such file, and the clusters by name "
-         "are {}{}",
+    fail(ErrorCode::configuration, "--cluster {}: no such file, and the clusters by name are {}{}",
          name_or_file, fmt::join(names, ", "), did_you_mean(name_or_file, names));
   }
   return parse_cluster(read_small_file(name_or_file, "cluster"), name_or_file);

@@ -248,7 +248,7 @@ std::vector<Recommendation> recommend(const std::vector<TimedRow>& rows,
     OfWorld& world = worlds[timed.world.ranks];
     (row_fits(timed, device_memory) ? world.fitting : world.too_large).push_back(&timed);
   }
-  // Of rows with the same speed within half a percent, take the one with the least memory.
+  // Among rows with the same speed within half a percent, take the one with the least memory.
   const auto better = [](const TimedRow* a, const TimedRow* b) {
     return throughput(*a) > throughput(*b);
   };

@@ -21,7 +21,7 @@ struct TimedRow {
   std::optional<double> tokens = {};       // for language models
   std::optional<PredictedStep> time = {};
   double mfu = 0;
-  std::string untimed = {};  // the reason why there is no time
+  std::string untimed = {};  // the reason why the time is missing
 };
 
 // The plan and time of a strategy, or the reason why there is none.

@@ -15,7 +15,7 @@ namespace tessera::cli {
 Recipe with_model_folder(const Recipe& recipe, const Context& context);
 
 // The folder itself, or the newest complete step of a folder of steps. Error(checkpoint) with the
-// way out if there is no model. Collective.
+// way out if it has no model. Collective.
 std::filesystem::path find_model_folder(const std::string& folder, comm::Communicator& ranks);
 
 }  // namespace tessera::cli

@@ -23,7 +23,7 @@ struct SavedRecipe {
 };
 
 // The description of a step's folder, or of the step saved last in a folder of steps, as a text
-// that ranks can exchange. Empty if there is no step, or a damaged one: the load finds the damage
+// that ranks can exchange. Empty without a step, or with a damaged one: the load finds the damage
 // and reports or skips it.
 std::string describe_step(const std::string& path, bool with_pooler);
 SavedRecipe parse_step_description(const std::string& description);

@@ -23,9 +23,9 @@ struct BareProduct {
   std::string kernel;  // oneDNN's name of the kernel
 };
 
-// The product that `p` describes, on the calling thread: dnnl_sgemm in float32 (a batch as so many
-// calls, b in place), the matmul primitive in bfloat16. The memory must outlive the result.
-// has_bare_products(p.dtype) must hold.
+// The product that `p` describes, on the calling thread: dnnl_sgemm in float32 (one call for each
+// matrix of a batch, b in place), the matmul primitive in bfloat16. The memory must outlive the
+// result. has_bare_products(p.dtype) must hold.
 BareProduct bare_product(const kernels::Matmul& p, BareLayout layout = BareLayout::in_place);
 
 }  // namespace tessera::bench

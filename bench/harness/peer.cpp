@@ -171,7 +171,7 @@ fs::path peer_scripts(const PeerOptions& options, const std::vector<std::string>
     if (!fs::is_directory(place, ignored)) continue;
     for (const std::string& name : names) {
       TESSERA_CHECK(fs::exists(script_of(place, name), ignored), ErrorCode::configuration,
-                    "--peer {}: there is no {}; name the folder that has it with --peer-scripts",
+                    "--peer {}: {} does not exist; name the folder that has it with --peer-scripts",
                     name, script_of(place, name).lexically_normal().string());
     }
     return fs::absolute(place, ignored).lexically_normal();

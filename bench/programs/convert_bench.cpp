@@ -121,7 +121,7 @@ int main(int argc, char** argv) {
   std::string place = ".";
   int repeats = 5;
   bench::read_options(
-      argc, argv, "Conversions of a large checkpoint next to copies of it by cp.",
+      argc, argv, "Conversions of a large checkpoint, compared with copies of it by cp.",
       {bench::number<std::int64_t>("MIB", mebibytes, 1, "MiB of weights"),
        bench::text("FOLDER", place, "where the files are written, and deleted at the end"),
        bench::number("REPEATS", repeats, 1, "rounds, of which the median counts")});

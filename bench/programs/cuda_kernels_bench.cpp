@@ -318,7 +318,7 @@ void bench_attention(Meter& meter, DType dtype, const Heads& s) {
 
 Options options_from(int argc, char** argv) {
   Options options;
-  read_options(argc, argv, "Every kernel of the GPU next to what the device can do.",
+  read_options(argc, argv, "Every kernel of the GPU, compared with the limits of the device.",
                {text("--filter", options.filter, "a part of a row's name"),
                 number("--seconds", options.seconds, 1e-6, "seconds of measuring, for a row"),
                 number("--budget", options.budget, 0.0, "seconds of all rows; 0: no limit"),

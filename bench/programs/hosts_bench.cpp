@@ -40,7 +40,8 @@ FileDescriptor connect_raw(const World& world, const Ranks& ranks) {
     const std::string& address = addresses[static_cast<std::size_t>(other)];
     const std::size_t space = address.find(' ');
     auto made = control::connect_to(address.substr(0, space), std::stoi(address.substr(space)));
-    TESSERA_CHECK(made.has_value(), ErrorCode::runtime, "hosts_bench: nobody at {}", address);
+    TESSERA_CHECK(made.has_value(), ErrorCode::runtime, "hosts_bench: no rank listens at {}",
+                  address);
     connection = std::move(*made);
   } else {
     connection = FileDescriptor(TESSERA_SYSTEM(accept(listener->get(), nullptr, nullptr)));
@@ -136,8 +137,8 @@ int main(int arguments, char** values) {
     int rounds = 20;
     tessera::bench::read_options(
         arguments, values,
-        "Gathers and sums between two hosts next to raw TCP. Each process is a rank of the\n"
-        "environment; scripts/hosts-bench starts them.",
+        "Gathers and sums between two nodes, compared with raw TCP. Each process is a rank of "
+        "the\nenvironment; scripts/hosts-bench starts them.",
         {tessera::bench::number<std::size_t>("MIB", mebibytes, 1, "MiB of the whole buffer"),
          tessera::bench::number("ROUNDS", rounds, 1, "rounds, of which the median counts")});
     tessera::comm::measure(mebibytes << 20, rounds);

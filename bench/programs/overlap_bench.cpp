@@ -1,10 +1,10 @@
-// What of communication a step hides, with delays in place of links and of products:
+// Measures how much communication a step hides, with delays in place of links and of products:
 //   overlap_bench [--ranks N] [--layers L] [--ms M] [--rounds R] [--strategy NAME]
 //                 [--group N] [--reshard N] [--limit N] [--prefetch true|false] [--json FILE]
-// Ranks are threads. A layer's forward sleeps M milliseconds and its backward twice as long;
-// collectives sleep by the bytes that reach a rank, at the rate at which a step's take as long as
-// its sleeps of computation. `ratio` is the median step against the longer of the two: 1 is
-// everything hidden, 2 nothing. Wanted: below 1.15 for FULL_SHARD.
+// Ranks are threads. A layer's forward sleeps M milliseconds and its backward twice as long.
+// Collectives sleep in proportion to the bytes that reach a rank; the rate is chosen so that a
+// step's collectives take as long as its computation. `ratio` is the median step against the longer
+// of the two: 1 if everything is hidden, 2 if nothing is. Target: below 1.15 for FULL_SHARD.
 #include <fmt/core.h>
 #include <fmt/format.h>
 
@@ -250,7 +250,7 @@ std::vector<bench::Option> options_of(Asked& asked) {
              return strategy.has_value();
            }},
           bench::number("--group", sharding.group_size, 1, "ranks of a group in HYBRID_*"),
-          {"--reshard", "reshard_after_forward among so many ranks",
+          {"--reshard", "reshard_after_forward to this number of ranks",
            [&sharding](const std::string& given) {
              int ranks = 0;
              const bool good = bench::number("", ranks, 1, "").read(given);
@@ -273,9 +273,9 @@ std::vector<bench::Option> options_of(Asked& asked) {
 int main(int argc, char** argv) {
   Asked asked;
   asked.sharding.wrap = WrapPolicy::transformer({"SleepingLayer"});
-  bench::read_options(argc, argv,
-                      "What of communication a training step hides, with delays in place of links.",
-                      options_of(asked));
+  bench::read_options(
+      argc, argv, "The communication that a training step hides, with delays in place of links.",
+      options_of(asked));
   try {
     const Result got = measure(asked);
     const double longer = std::max(got.computation, got.communication);

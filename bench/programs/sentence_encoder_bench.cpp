@@ -1,5 +1,5 @@
-// A sentence encoder over batches of ready tokens: how many sentences it encodes and how many it
-// trains on a second of processor time (forward and backward; the optimizer apart). Prints one JSON
+// A sentence encoder on batches of ready tokens: the sentences that it encodes and trains on per
+// second of processor time (forward and backward; the optimizer separately). Prints one JSON
 // object. It also writes its results, so that they can be compared
 // (bench/compare_sentence_transformers.py, tests/judges/test_encoders.py).
 //
@@ -94,7 +94,7 @@ struct Arguments {
 
   Arguments(int count, char** words) {
     read_options(
-        count, words, "Sentences that an encoder encodes and trains on in a second.",
+        count, words, "Sentences per second that an encoder encodes and trains on.",
         {required(text("FOLDER", folder, "a folder of Sentence Transformers")),
          required(text("IDS", ids, "safetensors: int32 `ids` [sentences, length], `lengths`")),
          number<std::int64_t>("--batch", batch, 1, "sentences of a batch"),

@@ -36,7 +36,7 @@ struct Options {
 Options options_of(int argc, char** argv) {
   Options options;
   tessera::bench::read_options(
-      argc, argv, "Tokens a second of a text, on one thread.",
+      argc, argv, "Tokens per second of a text, on one thread.",
       {required(tessera::bench::text("TEXT", options.text, "a file, each line a text of its own")),
        {"TOKENIZER...", "folders or files of tokenizers",
         [&options](const std::string& name) {

@@ -205,15 +205,16 @@ void print_step_ratio(const nlohmann::json& of, const nlohmann::json& to) {
 int main(int argc, char** argv) {
   int rounds = 9;
   std::string json_file, only;
-  bench::read_options(argc, argv,
-                      "A training step of a GPT next to the matrix products that it cannot avoid.",
-                      {bench::number("--rounds", rounds, 1, "rounds, of which the median counts"),
-                       {"--dtype", "float32 or bfloat16; without it both",
-                        [&only](const std::string& name) {
-                          only = name;
-                          return name == name_of(float32) || name == name_of(bfloat16);
-                        }},
-                       bench::text("--json", json_file, "a file for the results")});
+  bench::read_options(
+      argc, argv,
+      "A training step of a GPT, compared with the matrix products that it cannot avoid.",
+      {bench::number("--rounds", rounds, 1, "rounds, of which the median counts"),
+       {"--dtype", "float32 or bfloat16; without it both",
+        [&only](const std::string& name) {
+          only = name;
+          return name == name_of(float32) || name == name_of(bfloat16);
+        }},
+       bench::text("--json", json_file, "a file for the results")});
   set_compute_threads(1);
   nlohmann::json results = nlohmann::json::array();
   for (const DType dtype : {float32, bfloat16}) {

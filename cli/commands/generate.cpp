@@ -66,7 +66,7 @@ std::shared_ptr<const Tokenizer> tokenizer_of(const std::string& folder,
   }
   auto bytes = make_tokenizer("bytes");
   TESSERA_CHECK(model.vocabulary() == bytes->vocabulary_size(), ErrorCode::usage,
-                "{}: there is no tokenizer (tokenizer.json, vocab.txt, tokenizer.model) for this "
+                "{}: no tokenizer (tokenizer.json, vocab.txt, tokenizer.model) for this "
                 "model's vocabulary of {}; put it there, or give --prompt-ids",
                 folder, model.vocabulary());
   return bytes;

@@ -29,8 +29,8 @@ int ranks_from(const char* option, const std::string& text) {
     const Backend& gpus = backend_of(DeviceType::cuda);
     const int count = gpus.device_count();
     TESSERA_CHECK(count > 0 || text == "auto", ErrorCode::usage,
-                  "{} gpu: there is no GPU to start ranks for ({}); use a number, or "
-                  "cpu for a rank for each core",
+                  "{} gpu: found no GPU to start ranks for ({}); use a number, or cpu for one rank "
+                  "for each core",
                   option, gpus.unavailable_reason());
     return count > 0 ? count : usable_cores();
   }
@@ -103,14 +103,13 @@ struct LaunchCommand {
   }
 
  private:
-  // `tessera` means this program if there is no tessera on PATH.
+  // `tessera` means this program unless another one is on PATH.
   static std::vector<std::string> found(std::vector<std::string> program) {
     std::string& name = program.front();
     if (name.find('/') != std::string::npos || is_on_path(name)) return program;
     for (const Subcommand& subcommand : subcommands()) {
       TESSERA_CHECK(subcommand.name != name, ErrorCode::usage,
-                    "cannot run {0}: there is no program of this name; did you mean tessera {0}?",
-                    name);
+                    "cannot run {0}: no program has this name; did you mean tessera {0}?", name);
     }
     if (name == "tessera") name = std::filesystem::read_symlink("/proc/self/exe").string();
     return program;
@@ -171,7 +170,7 @@ std::vector<Argument> rank_arguments(LaunchCommand& command) {
       {.name = "--nproc-per-node",
        .target = &command.ranks,
        .help = "Ranks to start on this node (default: 1); gpu: one for each GPU; cpu: one for each "
-               "core; auto: one for each GPU, or for each core if there is no GPU",
+               "core; auto: one for each GPU, or for each core without GPUs",
        .type = "N|auto|gpu|cpu"},
       {.name = "--num-processes",
        .target = &command.all_ranks,

@@ -151,7 +151,8 @@ struct PlanCommand {
                             .advice = {},
                             .least = {}};
     const std::vector<TimedRow> rows = swept_rows(points, cluster, asked);
-    // What stands alone is an error; in a comparison it is a row.
+    // If every row is refused, the first reason is an error; a single refused row stays in the
+    // table.
     const bool any = std::any_of(rows.begin(), rows.end(),
                                  [](const TimedRow& timed) { return timed.row.plan.has_value(); });
     if (!any) fail(ErrorCode::configuration, "{}", rows.front().row.refused);
@@ -251,7 +252,8 @@ struct PlanCommand {
     for (const Strategy one : chosen) {
       report.plans.push_back(plan_strategy(recipe, report.world, one));
     }
-    // What stands alone is an error; in a comparison it is a row.
+    // If every row is refused, the first reason is an error; a single refused row stays in the
+    // table.
     const bool any = std::any_of(report.plans.begin(), report.plans.end(),
                                  [](const StrategyPlan& row) { return row.plan.has_value(); });
     if (!any) fail(ErrorCode::configuration, "{}", report.plans.front().refused);

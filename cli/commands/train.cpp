@@ -108,7 +108,7 @@ struct TrainCommand {
         saved_at = step.step;
       } else if (training.save_requested()) {
         progress.note(
-            "a save was requested; nothing saved, because there is no checkpoint.dir, or "
+            "a save was requested; nothing saved, because checkpoint.dir is not set, or "
             "checkpoint.every is 0");
       }
       for (const std::string& note :

@@ -79,7 +79,7 @@ TEST(LaunchSpelling, WhatIsNotThereIsRefusedByName) {
   refused({"--tee", "7"}, "--tee 7: must be 1 (stdout)");
   refused({"--threads", "2"}, "--threads 2: starts the ranks of tessera train");
   if (backend_of(DeviceType::cuda).device_count() == 0) {
-    refused({"--nproc-per-node", "gpu"}, "there is no GPU to start ranks for");
+    refused({"--nproc-per-node", "gpu"}, "found no GPU to start ranks for");
   }
   const TemporaryFolder folder;
   const std::string script = (folder / "train.py").string();
@@ -276,9 +276,9 @@ TEST(LaunchSpelling, TesseraThatIsNotOnPathIsThisProgram) {
   EXPECT_EQ(another.out(), "another\n");
   Program word({"launch", "--", "train", "recipe.yaml"}, bare);
   EXPECT_EQ(word.wait(), 2);
-  EXPECT_EQ(word.err(),
-            "tessera: error: cannot run train: there is no program of this name; did you mean "
-            "tessera train?\n");
+  EXPECT_EQ(
+      word.err(),
+      "tessera: error: cannot run train: no program has this name; did you mean tessera train?\n");
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ struct OtherWord {
   std::string_view
       of;  // where the word stands: "key", "option", "strategy", or a key of the recipe
   std::string_view word;  // in lower case, with underscores
-  std::string_view here;  // a key, an option or a value; empty: there is no equivalent
+  std::string_view here;  // a key, an option or a value; empty: no equivalent
   std::string_view note = {};
 };
 
