@@ -17,10 +17,9 @@
 namespace tessera::cli {
 
 struct OutputOptions {
-  std::string folder;  // for rank-N.log; empty: no files
-  std::map<int, int>
-      streams;         // by rank, the streams that get its number: 1 stdout, 2 stderr, 3 both
-  int every_rank = 0;  // the same for ranks that are not listed
+  std::string folder;          // for rank-N.log; empty: no files
+  std::map<int, int> streams;  // by rank, streams with its number: 1 stdout, 2 stderr, 3 both
+  int every_rank = 0;          // the same for ranks that are not listed
 
   [[nodiscard]] int of(int rank) const {
     const auto found = streams.find(rank);

@@ -85,13 +85,12 @@ RankProcess::RankProcess(int rank, const Start& start, Guardian& guardian)
   }
   const int fork_error = errno;
   ::close(ends[1]);
-  if (pid_ > 0)
-    ::setpgid(pid_, pid_);  // here as well, so that the group exists whichever process runs first
+  if (pid_ > 0) ::setpgid(pid_, pid_);  // here as well: either process may run first
   int exec_error = 0;
   ssize_t got = 0;
   if (pid_ > 0) {
     do {
-      got = ::read(ends[0], &exec_error, sizeof exec_error);  // reads nothing if exec succeeds
+      got = ::read(ends[0], &exec_error, sizeof exec_error);  // nothing if exec succeeds
     } while (got < 0 && errno == EINTR);
   }
   ::close(ends[0]);

@@ -80,8 +80,7 @@ std::vector<Candidate> with_offload(const Candidate& whole) {
   return all;
 }
 
-Candidate with_all_offloaded(
-    Candidate candidate) {  // NOLINT(performance-*): like the other changes
+Candidate with_all_offloaded(Candidate candidate) {  // NOLINT(performance-*): as all changes
   return with_offload(candidate).back();
 }
 

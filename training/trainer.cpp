@@ -80,11 +80,11 @@ IgnoredModules ignored_modules(const Recipe& recipe, nn::Module& module,
 void freeze_ignored(const Recipe& recipe, nn::Module& module, const ShardingOptions& options) {
   const IgnoredModules ignored = ignored_modules(recipe, module, options);
   for (const OwnedParameter& parameter : ignored.parameters()) {
-    TESSERA_CHECK(
-        !trains_adapters(recipe) || !parameter.tensor.requires_grad(), ErrorCode::configuration,
-        "{}: sharding.ignored_modules: {} is trained beside the model (model.lora), and what is "
-        "ignored is frozen; leave one of them out",
-        where(recipe, "sharding.ignored_modules"), parameter.name);
+    TESSERA_CHECK(!trains_adapters(recipe) || !parameter.tensor.requires_grad(),
+                  ErrorCode::configuration,
+                  "{}: sharding.ignored_modules: {} is trained beside the model (model.lora), but "
+                  "ignored modules are frozen; leave one of them out",
+                  where(recipe, "sharding.ignored_modules"), parameter.name);
   }
   for (const auto& [name, part] : ignored.outermost()) freeze(*part);
 }

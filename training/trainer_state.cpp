@@ -74,8 +74,7 @@ void TrainingRun::remember_adapter(SaveOptions& options) const {
   options.names = state_names();
   options.model_file = "adapter_model";
   options.max_file_size = 0;
-  options.files.erase(
-      "config.json");  // with it, transformers would load the folder as a whole model
+  options.files.erase("config.json");           // else transformers loads a whole model
   options.tensor_folders.insert("classifier");  // it is trained beside the adapters
   options.scalars.set("adapter/scaling", adapter_->scaling());
   const std::string base = std::filesystem::absolute(*recipe_.model.pretrained).string();
@@ -99,10 +98,11 @@ bool TrainingRun::resume_restarted(int restart, std::vector<std::string>& notes)
   if (restart == 0 || line_.launch.empty() || !recipe_.checkpoint.dir) return false;
   const bool found =
       resume_newest(*recipe_.checkpoint.dir, {.launch = line_.launch}, notes).has_value();
-  notes.push_back(found ? fmt::format("restart {}: from the newest save of this run", restart)
-                        : fmt::format("restart {}: this run has saved nothing yet, so it begins as "
-                                      "checkpoint.resume: {} says",
-                                      restart, recipe_.checkpoint.resume));
+  notes.push_back(
+      found ? fmt::format("restart {}: from the newest save of this run", restart)
+            : fmt::format(
+                  "restart {}: this run has saved nothing yet, so it follows checkpoint.resume: {}",
+                  restart, recipe_.checkpoint.resume));
   return found;
 }
 
@@ -245,9 +245,8 @@ void TrainingRun::take_data_position(const Scalars& scalars, const std::string& 
   TESSERA_CHECK(
       scalars.contains(samples_key(sets - 1)) && !scalars.contains(samples_key(sets)),
       ErrorCode::data,
-      "{}: the run in {} was trained on another number of data sets than {}, so its place "
-      "in them is lost; give the old ones, or start anew from the weights with "
-      "model.pretrained",
+      "{}: the run in {} was trained on another number of data sets than {}, so its position in "
+      "them is lost; give the old data sets, or start again from the weights with model.pretrained",
       where(recipe_, "data.train"), folder, sets);
   position_.data.batches = scalars.get<std::int64_t>("position/micro_batches");
   for (std::size_t set = 0; set < sets; ++set) {
@@ -265,8 +264,8 @@ std::string TrainingRun::start_data_anew(const std::string& folder, std::int64_t
   position_.data = order_->begin();
   position_.data.batches = steps * recipe_.train.gradient_accumulation_steps;
   return fmt::format(
-      "resumed from {}: weights, moments and step {}; it has no position in the data, whose order "
-      "begins anew",
+      "resumed from {}: weights, moments and step {}; it has no position in the data, so the data "
+      "order starts again",
       folder, steps);
 }
 

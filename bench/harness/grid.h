@@ -37,10 +37,9 @@ struct BenchPeer {
 };
 
 struct BenchRow {
-  std::string id;       // identifies everything that affects the measurement
-  std::string variant;  // the same without strategy, ranks and peer: rows with the same variant are
-                        // compared
-  std::string name;     // "FULL_SHARD, 2 ranks, fp32"
+  std::string id;        // identifies everything that affects the measurement
+  std::string variant;   // the same, without strategy, ranks and peer
+  std::string name;      // "FULL_SHARD, 2 ranks, fp32"
   std::string strategy;  // a strategy of the table, "none" (one rank alone) or "dp" (threads)
   std::string launcher;  // the command that starts it, for people
   int world_size = 1;

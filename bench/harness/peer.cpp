@@ -19,8 +19,7 @@ namespace fs = std::filesystem;
 struct KnownPeer {
   std::string_view name;
   std::string_view module;  // a Python module that the script needs
-  std::vector<std::pair<std::string_view, std::string_view>>
-      modes;  // our strategy and the peer's name for it
+  std::vector<std::pair<std::string_view, std::string_view>> modes;  // our strategy, the peer's
 };
 
 const std::vector<KnownPeer>& known_peers() {

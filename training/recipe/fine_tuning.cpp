@@ -59,7 +59,7 @@ void check_key(bool holds, const Recipe& recipe, const std::string& key,
 void validate_groups(const Recipe& recipe) {
   for (const ParameterGroupRecipe& group : recipe.train.parameter_groups) {
     check_key(!group.lr || recipe.train.lr > 0, recipe, "train.parameter_groups",
-              "gives \"{}\" an lr, which follows the schedule of train.lr, and that is 0",
+              "gives \"{}\" an lr, which follows the schedule of train.lr, but train.lr is 0",
               group.pattern);
   }
 }

@@ -10,8 +10,7 @@
 namespace tessera::cli {
 
 struct OtherWord {
-  std::string_view
-      of;  // where the word stands: "key", "option", "strategy", or a key of the recipe
+  std::string_view of;    // "key", "option", "strategy", or a key of the recipe
   std::string_view word;  // in lower case, with underscores
   std::string_view here;  // a key, an option or a value; empty: no equivalent
   std::string_view note = {};

@@ -69,7 +69,7 @@ RecipeKey reshard_after_forward_key() {
   row.name = name;
   row.type = "true \\| false \\| whole number";
   row.range = at_least(1).text();
-  row.fallback = "as `sharding_strategy` says";
+  row.fallback = "set by `sharding_strategy`";
   row.help =
       "After a unit's forward: free its parameters and gather them again for the backward (true), "
       "keep them (false), or free them and keep a copy sharded over this number of consecutive "

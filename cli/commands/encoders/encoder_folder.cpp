@@ -144,13 +144,13 @@ void require_kind(const std::string& folder, models::ModelKind kind) {
   if (architecture.kind == kind) return;
   if (kind == models::ModelKind::text_encoder) {
     fail(ErrorCode::configuration,
-         "{}: the model is a language model ({}), and an encoder of texts (bert, mpnet) is wanted "
-         "here; tessera generate and tessera evaluate --task perplexity take it",
+         "{}: the model is a language model ({}), but this command needs an encoder of texts "
+         "(bert, mpnet); use tessera generate or tessera evaluate --task perplexity",
          folder, architecture.model_type);
   }
   fail(ErrorCode::configuration,
-       "{}: the model is an encoder of texts ({}), and a language model is wanted here; tessera "
-       "encode and the other tasks of tessera evaluate take it",
+       "{}: the model is an encoder of texts ({}), but this task needs a language model; use "
+       "tessera encode or another task of tessera evaluate",
        folder, architecture.model_type);
 }
 

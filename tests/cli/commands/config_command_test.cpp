@@ -137,7 +137,7 @@ TEST(ConfigCommand, ChecksAFile) {
                          "  fsdp_activation_checkpointing: true\n";
   const Ended bad = run_program({"config", "check", file});
   EXPECT_EQ(bad.code, 3);
-  EXPECT_NE(bad.err.find(file + ":4: sharding.activation_checkpointing works a unit at a time"),
+  EXPECT_NE(bad.err.find(file + ":4: sharding.activation_checkpointing works by units"),
             std::string::npos)
       << bad.err;
   const Ended missing = run_program({"config", "check", (folder / "none.yaml").string()});

@@ -434,8 +434,8 @@ TEST(Recipe, RecomputationIsReadAndChecked) {
             "r.yaml:2: sharding.activation_checkpointing_every needs "
             "sharding.activation_checkpointing: true or selective");
   EXPECT_EQ(invalid("sharding: {activation_checkpointing: true, auto_wrap_policy: NO_WRAP}"),
-            "r.yaml:2: sharding.activation_checkpointing works a unit at a time, and "
-            "auto_wrap_policy: NO_WRAP makes none but the root; name classes in "
+            "r.yaml:2: sharding.activation_checkpointing works by units, but with "
+            "auto_wrap_policy: NO_WRAP the only unit is the root; name classes in "
             "sharding.activation_checkpointing_cls");
   EXPECT_EQ(invalid("sharding: {activation_checkpointing: true, auto_wrap_policy: NO_WRAP, "
                     "activation_checkpointing_cls: [GPT2MLP]}"),
@@ -462,8 +462,8 @@ TEST(Recipe, OffloadIsReadAndChecked) {
   };
   EXPECT_EQ(refusal("gradients: file, folder: f"), "none");
   EXPECT_EQ(refusal("gradients: file"),
-            "r.yaml: sharding.offload.folder is missing: the folder, on a disk, for what "
-            "sharding.offload has in a file");
+            "r.yaml: sharding.offload.folder is missing: the folder, on a disk, for the state that "
+            "sharding.offload places in a file");
   EXPECT_EQ(refusal("gradients: host, folder: f"),
             "r.yaml:2: sharding.offload.folder needs file as one of sharding.offload.parameters, "
             "gradients, optimizer");

@@ -112,8 +112,7 @@ void read_distributed_type(const Entry& entry, Config& config) {
       folded == "data_parallel") {
     config.settings.push_back({"sharding.sharding_strategy", scalar("NO_SHARD", entry.where),
                                entry.where, said(entry), true});
-    if (folded == "no" || folded == "false")
-      config.processes = 1;  // unless the file sets a larger number
+    if (folded == "no" || folded == "false") config.processes = 1;  // unless the file sets more
     if (folded == "multi_cpu") set(config, entry, "train.device", scalar("cpu", entry.where));
     return;
   }
