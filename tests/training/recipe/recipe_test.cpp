@@ -129,8 +129,8 @@ TEST(Recipe, PretrainedModelsKeepTheirShape) {
   EXPECT_EQ(r.model.pretrained, "folder");
   EXPECT_EQ(r.model.config, nlohmann::json({{"attn_pdrop", 0.2}}));
   EXPECT_EQ(refusal_of("model: {n_layer: 3, pretrained: folder}"),
-            "r.yaml:1: model.n_layer cannot be set beside model.pretrained, whose config.json has "
-            "it; leave one out");
+            "r.yaml:1: model.n_layer cannot be set beside model.pretrained, because its "
+            "config.json has it; leave one out");
 }
 
 // What the folder says is not printed as the recipe's default, what the recipe says of it is.
