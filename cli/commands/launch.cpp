@@ -197,8 +197,9 @@ std::vector<Argument> rank_arguments(LaunchCommand& command) {
        .type = "DIR"},
       {.name = "-t,--tee",
        .target = &command.tee,
-       .help = "Print each line with [rank N]: before it, for stdout (1), stderr (2) or both (3, "
-               "the default), or by rank as in 0:1,1:2; with --log-dir in addition to the files",
+       .help =
+           "Print each line with [rank N]: before it, for stdout (1), stderr (2) or both (3, also "
+           "without a value), or by rank as in 0:1,1:2; with --log-dir in addition to the files",
        .type = "STREAMS",
        .implied = "3"}};
 }
