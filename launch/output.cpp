@@ -1,4 +1,4 @@
-// Lines are put together by stream, so that those of two ranks never mix.
+// Lines are assembled per stream, so that lines of two ranks never mix.
 #include "launch/output.h"
 
 #include <fcntl.h>
@@ -18,10 +18,10 @@
 namespace tessera::cli {
 namespace {
 
-constexpr std::size_t longest_line = std::size_t{1} << 16;  // more is passed on in pieces
+constexpr std::size_t longest_line = std::size_t{1} << 16;  // longer ones are passed on in pieces
 constexpr std::size_t most_waiting = std::size_t{1} << 20;  // for a terminal or a pager
 
-// False, with errno, where a file cannot take it.
+// Returns false, with errno, if the file cannot take the text.
 bool write_fully(int file, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(file, text.data(), text.size());
@@ -78,7 +78,7 @@ RankOutput::RankOutput(const OutputOptions& options, int ranks, int first_rank, 
   if (files) {
     std::error_code error;
     std::filesystem::create_directories(options.folder, error);
-    TESSERA_CHECK(!error, ErrorCode::configuration, "--log-dir {} cannot be made: {}",
+    TESSERA_CHECK(!error, ErrorCode::configuration, "--log-dir {} cannot be created: {}",
                   options.folder, error.message());
   }
   for (int rank = 0; rank < ranks; ++rank) {
@@ -125,12 +125,12 @@ RankOutput::Printer::Printer(int descriptor) : descriptor_(descriptor) {
   const bool can_stop =
       ::fstat(descriptor, &status) == 0 && (S_ISFIFO(status.st_mode) || S_ISCHR(status.st_mode));
   if (!can_stop) return;
-  // Where that is not allowed the one that is there does, in small pieces.
+  // If that is not allowed, the given descriptor is used, in small pieces.
   own_ = comm::FileDescriptor(::open(fmt::format("/proc/self/fd/{}", descriptor).c_str(),
                                      O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
 }
 
-// What nobody reads is lost: the ranks go on.
+// Output that cannot be written is lost: the ranks go on.
 void RankOutput::Printer::push() {
   std::size_t done = 0;
   while (done < waiting_.size()) {
@@ -184,7 +184,7 @@ bool RankOutput::is_passed_on() const {
                      [](const Stream& stream) { return stream.ours.get() < 0; });
 }
 
-// A rank that prints without end must not keep the launcher from the others.
+// A rank that prints without end must not keep the launcher from the other ranks.
 void RankOutput::take(Stream& stream) {
   constexpr int most_blocks = 16;
   char block[16384];
@@ -221,14 +221,14 @@ void RankOutput::lines(Stream& stream, bool all) {
   printers_[printer_of(stream)].print(numbered);
 }
 
-// A file has what the rank wrote, to the byte. Where it cannot take it (a full disk) the ranks go
-// on, and the user is told once.
+// The file holds the rank's output to the byte. If it cannot be written (a full disk), the ranks go
+// on, and the user sees one message.
 void RankOutput::keep(Stream& stream, std::string_view text) {
   if (stream.file < 0) return;
   comm::FileDescriptor& file = files_[static_cast<std::size_t>(stream.file)];
   if (file.get() < 0 || write_fully(file.get(), text)) return;
   const std::string told =
-      fmt::format("tessera: what rank {} prints is not kept from here on: {}\n", stream.rank,
+      fmt::format("tessera: the output of rank {} is not kept from here on: {}\n", stream.rank,
                   describe_errno("write", errno));
   printers_[1].print(told);
   file.reset();

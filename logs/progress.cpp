@@ -71,7 +71,7 @@ std::string Progress::line(const StepMetrics& metrics) const {
 
 void Progress::step(const StepMetrics& metrics) {
   if (!options_.shown) return;
-  // The first step also sets things up, so it tells little about the time left.
+  // The first step also sets things up, so it is a poor measure of the time left.
   const bool first = metrics.step <= options_.first_step + 2;
   smooth_step_s_ = first ? metrics.step_s : 0.9 * smooth_step_s_ + 0.1 * metrics.step_s;
   const bool last = metrics.step == options_.steps;
@@ -93,8 +93,8 @@ void Progress::step(const StepMetrics& metrics) {
 
 void Progress::note(const std::string& text) {
   if (!options_.shown) return;
-  // Clears the progress line, writes, and draws it again below. A note may quote a file: only its
-  // line breaks are taken as they are.
+  // Clears the progress line, writes, and draws the line again below. A note may quote a file: only
+  // its line breaks are printed unchanged.
   std::string lines;
   for (std::size_t at = 0; at <= text.size();) {
     const std::size_t end = std::min(text.find('\n', at), text.size());
@@ -113,7 +113,7 @@ void Progress::draw() {
 }
 
 void Progress::print(const std::string& text) const noexcept {
-  // A run goes on when nobody watches any more, so failures to write are no errors here.
+  // A run goes on when the terminal is gone, so failures to write are not errors here.
   for (std::size_t done = 0; done < text.size();) {
     const ssize_t got = ::write(options_.descriptor, text.data() + done, text.size() - done);
     if (got < 0 && errno == EINTR) continue;

@@ -1,5 +1,4 @@
-// What convert, inspect and verify have in common: their progress line, their JSON, tensors in
-// words.
+// Shared by convert, inspect and verify: the progress line, the JSON, and the text for a tensor.
 #pragma once
 
 #include <chrono>
@@ -13,8 +12,7 @@
 
 namespace tessera::cli {
 
-// A bar that is drawn again on a terminal, and nothing otherwise: the work is one command, whose
-// end is its report.
+// A bar that is redrawn on a terminal; otherwise nothing, because the command ends with a report.
 class ByteProgress {
  public:
   ByteProgress();
@@ -35,7 +33,7 @@ class ByteProgress {
   std::chrono::steady_clock::time_point last_draw_{};
 };
 
-// --json FILE. Opened before the work, so that a place that cannot be written is said at once.
+// --json FILE. Opened before the work, so that an error comes at once if it cannot be written.
 class JsonReport {
  public:
   explicit JsonReport(const std::string& path);

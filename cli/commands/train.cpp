@@ -1,4 +1,5 @@
-// `tessera train`: a recipe from its first step, or from where its checkpoints stand, to its last.
+// `tessera train`: runs a recipe from its first step, or from its last checkpoint, to its last
+// step.
 #include <fmt/format.h>
 
 #include <memory>
@@ -43,7 +44,7 @@ struct TrainCommand {
     std::vector<std::string> notes = training.resume();
     for (std::string& note : training.prepare_folder()) notes.push_back(std::move(note));
     const InterruptionWatch watch;
-    // Before the first word, so that a refusal is the only one.
+    // Before the first note, so that an error is printed alone.
     RunLogs logs(recipe, training);
 
     Progress progress({.first_step = training.position().steps,
@@ -96,7 +97,7 @@ struct TrainCommand {
       const bool saves = due || (every > 0 && (interrupted || training.save_requested()));
       const bool evaluation =
           recipe.train.eval_every > 0 && step.step % recipe.train.eval_every == 0;
-      // Whoever asked to stop waits for no evaluation of keep_best's.
+      // A run that must stop does not evaluate for keep_best.
       const bool ranked = due && recipe.checkpoint.keep_best > 0 && !interrupted;
       std::optional<tasks::Evaluation> found;
       if (training.evaluates() && (last || evaluation || ranked)) {
@@ -107,7 +108,7 @@ struct TrainCommand {
         saved_at = step.step;
       } else if (training.save_requested()) {
         progress.note(
-            "a save was asked for; nothing saved, since there is no checkpoint.dir, or "
+            "a save was requested; nothing saved, because checkpoint.dir is not set, or "
             "checkpoint.every is 0");
       }
       for (const std::string& note :
@@ -117,11 +118,12 @@ struct TrainCommand {
       logs.end_step();
       if (interrupted) {
         progress.note(
-            every > 0 ? fmt::format("stopped by signal {} after saving step {}",
-                                    training.interruption(), saved_at)
-                      : fmt::format(
-                            "stopped by signal {}; nothing saved, since checkpoint.dir is not set",
-                            training.interruption()));
+            every > 0
+                ? fmt::format("stopped by signal {} after saving step {}", training.interruption(),
+                              saved_at)
+                : fmt::format(
+                      "stopped by signal {}; nothing saved, because checkpoint.dir is not set",
+                      training.interruption()));
         return signal_exit_base + training.interruption();
       }
     }
@@ -162,7 +164,7 @@ Command describe_train() {
                          .type = "KEY=VALUE"},
                         {.name = "--device",
                          .target = &options->device,
-                         .help = "Where to compute; the same as train.device",
+                         .help = "The device; the same as train.device",
                          .type = "auto|cpu|cuda"},
                         config_file_argument(&options->config_file)},
           .run = [options](const std::vector<std::string>&) { return options->run(); }};

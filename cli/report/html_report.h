@@ -1,5 +1,5 @@
-// A comparison or a plan as one HTML file with plots that needs nothing else: no network, no other
-// file. The page itself is in cli/report/.
+// A comparison or a plan as one HTML file with plots. It needs no network and no other file. The@//
+// page itself is in cli/report/.
 #pragma once
 
 #include <filesystem>
@@ -8,13 +8,12 @@
 
 namespace tessera::cli {
 
-// Error(configuration) when a page could not be written there: for those who have minutes of work
-// before they write it.
+// Error(configuration) if a page could not be written there: a check before minutes of work.
 void check_html_place(const std::filesystem::path& file);
 
 // Draws what `tessera bench --json` and `tessera plan --json` write: "format" is "tessera-bench" or
-// "tessera-plan", anything else is misuse; what a row lacks is shown as unknown. The file is
-// written as write_output() writes (engine/storage/output_file.h).
+// "tessera-plan", anything else is misuse; missing values of a row are shown as unknown. The file
+// is written as write_output() writes (engine/storage/output_file.h).
 void write_html_report(const nlohmann::ordered_json& report, const std::filesystem::path& file);
 
 // The text of that file.

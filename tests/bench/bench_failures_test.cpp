@@ -78,7 +78,7 @@ TEST(BenchInput, FilesThatAreSomethingElse) {
       R"({"format": "tessera-bench", "version": 1, "recipe": "", "machine": {}, "rows": [1]})");
   for (const char* option : {"--json", "--compare"}) {
     expect_bench_refused(run_bench(folder, {option, folder.path("notes.json")}), 3,
-                         "is no comparison of tessera bench");
+                         "is not a report of tessera bench");
     expect_bench_refused(run_bench(folder, {option, folder.path("later.json")}), 3,
                          "has version 2");
     expect_bench_refused(run_bench(folder, {option, folder.path("rows.json")}), 3,
@@ -89,12 +89,12 @@ TEST(BenchInput, FilesThatAreSomethingElse) {
       "other.json",
       R"({"format": "tessera-bench", "version": 1, "recipe": "x.yaml", "machine": {}, "rows": []})");
   expect_bench_refused(run_bench(folder, {"--json", folder.path("other.json")}), 3,
-                       "compares \"x.yaml\"");
+                       "is a report of \"x.yaml\"");
   folder.write("away.json", R"({"format": "tessera-bench", "version": 1, "recipe": ")" +
                                 testing::example_recipe() +
                                 R"(", "machine": {"processor": "6502"}, "rows": []})");
   expect_bench_refused(run_bench(folder, {"--json", folder.path("away.json")}), 3,
-                       "was measured where processor is \"6502\"");
+                       "was measured with processor \"6502\"");
 }
 
 // Every member that is read has a kind.
@@ -158,7 +158,7 @@ TEST(BenchRows, WhatDoesNotFitIsNotStarted) {
       compared(folder, {"--strategies", "none", "--world-sizes", "1", "--device-memory", "100kB"});
   EXPECT_EQ(done.ended.code, 6) << done.ended.err;
   const nlohmann::json row = done.report["rows"][0];
-  expect_not_measured(row, "does_not_fit", "a rank would take");
+  expect_not_measured(row, "does_not_fit", "a rank needs");
   EXPECT_GT(row["memory"]["planned"].get<double>(), 100e3);
   EXPECT_TRUE(row["memory"]["measured"].is_null());
 }
@@ -229,7 +229,7 @@ TEST(BenchRows, ARowThatTakesTooLongIsKilled) {
   const Compared done = compared(folder, {"--strategies", "NO_SHARD", "--world-sizes", "2",
                                           "--row-time-limit", "2", "--steps", "1000000"});
   EXPECT_EQ(done.ended.code, 7) << done.ended.err;
-  expect_not_measured(done.report["rows"][0], "timed_out", "had not ended after 2 s");
+  expect_not_measured(done.report["rows"][0], "timed_out", "did not end within 2 s");
   EXPECT_TRUE(eventually([&] { return processes_with(mark) == 0; }));
 }
 
@@ -239,7 +239,7 @@ TEST(BenchRows, TheLimitOfTheWholeKeepsWhatThereIs) {
   const Compared done = compared(folder, {"--strategies", "none,NO_SHARD", "--world-sizes", "2",
                                           "--time-limit", "4", "--steps", "1000000"});
   EXPECT_EQ(done.ended.code, 7) << done.ended.err;
-  expect_not_measured(done.report["rows"][0], "not_run", "the time limit of 4 s was over");
+  expect_not_measured(done.report["rows"][0], "not_run", "the time limit of 4 s had passed");
   EXPECT_EQ(processes_with(folder.path("text.txt")), 0);
 }
 

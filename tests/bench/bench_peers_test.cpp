@@ -124,7 +124,7 @@ TEST(BenchPeers, APeerThatHangsIsEndedWithWhatItStarted) {
                         "--peer-modes", "fsdp2", "--peer-scripts", folder.path("peers"),
                         "--peer-python", folder.path("python"), "--row-time-limit", "5"});
   EXPECT_EQ(done.ended.code, 7) << done.ended.err;
-  expect_not_measured(row_of(done.report, peer_row), "timed_out", "had not ended after 5 s");
+  expect_not_measured(row_of(done.report, peer_row), "timed_out", "did not end within 5 s");
   std::string text = sleep;
   std::replace(text.begin(), text.end(), ' ', '\0');
   EXPECT_EQ(processes_with(text), 0);

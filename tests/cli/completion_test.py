@@ -36,6 +36,7 @@ class Completion(unittest.TestCase):
 
     def test_options_are_the_subcommand_s(self):
         self.assertEqual(completed("launch", "--max"), ["--max-restarts"])
+        self.assertEqual(completed("launch", "--standal"), [])  # without effect, so not in the help
         self.assertEqual(completed("train", "recipe.yaml", "--se"), ["--set"])
         self.assertEqual(completed("env", "--max"), [])
 

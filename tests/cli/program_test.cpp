@@ -32,6 +32,9 @@ TEST(Program, HelpAndVersionAreAnswers) {
   EXPECT_EQ(launch.wait(), 0);
   EXPECT_NE(launch.out().find("--max-restarts"), std::string::npos);
   EXPECT_NE(launch.out().find("127.0.0.1"), std::string::npos) << "defaults are shown";
+  for (const char* hidden : {"--standalone", "--start-method", "--redirects"}) {
+    EXPECT_EQ(launch.out().find(hidden), std::string::npos) << hidden << " has no effect";
+  }
 }
 
 TEST(Program, HelpAndVersionAreSubcommandsToo) {
@@ -115,7 +118,7 @@ TEST(Program, UsageErrorsAreOneLineWithTheNearestName) {
       {{"launch", "--nproc-per-node", "0", "--", "true"},
        "--nproc-per-node must be a number of ranks from 1"},
       {{"launch", "--nnodes", "2", "--", "true"},
-       "--nnodes 2: give --master-addr, host 0's name or address"},
+       "--nnodes 2: give --master-addr, node 0's name or address"},
       {{"recipe"}, "name a recipe"},
   };
   for (const auto& [arguments, expected] : cases) {

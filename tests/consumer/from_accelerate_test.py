@@ -117,7 +117,7 @@ class FromAccelerate(unittest.TestCase):
             return json.loads(ended.stdout)["sharding"]["sharding_strategy"], ended.stderr
         value, said = strategy()
         self.assertEqual(value, "SHARD_GRAD_OP")
-        self.assertRegex(said, r"a\.yaml:2: fsdp_sharding_strategy: 2 goes before .*r\.yaml:2")
+        self.assertRegex(said, r"a\.yaml:2: fsdp_sharding_strategy: 2 overrides .*r\.yaml:2")
         self.assertEqual(strategy("--set", "sharding.sharding_strategy=FULL_SHARD")[0], "FULL_SHARD")
 
     def test_commands_of_the_table(self):

@@ -386,18 +386,18 @@ TEST(LaunchHosts, WhatIsMissingOrWrongIsOneLine) {
     return words;
   };
   refused({"--nnodes", "2", "--node-rank", "0"}, 2, "--nnodes 2: give --master-addr");
-  refused({"--nnodes", "2", "--master-addr", "x"}, 2, "--nnodes 2: give each host its --node-rank");
-  refused({"--nnodes", "1:2"}, 2, "hosts that come and go are not available");
-  refused({"--nnodes", "none"}, 2, "--nnodes none: a number of hosts from 1 to 4096");
-  refused({"--node-rank", "1"}, 2, "--node-rank 1: of 1 host the numbers are 0 to 0");
+  refused({"--nnodes", "2", "--master-addr", "x"}, 2, "--nnodes 2: give each node its --node-rank");
+  refused({"--nnodes", "1:2"}, 2, "nodes that join and leave are not supported");
+  refused({"--nnodes", "none"}, 2, "--nnodes none: must be a number of nodes from 1 to 4096");
+  refused({"--node-rank", "1"}, 2, "--node-rank 1: the numbers of 1 node are 0 to 0");
   refused({"--nnodes", "2", "--node-rank", "2", "--master-addr", "localhost"}, 2,
-          "--node-rank 2: of 2 hosts the numbers are 0 to 1");
+          "--node-rank 2: the numbers of 2 nodes are 0 to 1");
   refused(with({"--master-port", "65535"}), 2, "use one below 65535");
-  refused(with({"--num-processes", "3"}), 2, "--num-processes 3: these are the ranks of all hosts");
+  refused(with({"--num-processes", "3"}), 2, "--num-processes 3: these are the ranks of all nodes");
   refused(with({"--num-processes", "cpu"}), 2, "write --nproc-per-node cpu");
   refused(with({"--num-processes", "2", "--nproc-per-node", "1"}), 2, "keep one");
   refused(with({"--rdzv-conf", "join_timeout=soon"}), 2, "a number of seconds");
-  refused(two, 3, "need a key that strangers on the network do not have", "");
+  refused(two, 3, "need a secret key", "");
   refused(two, 3, "TESSERA_JOB_KEY holds no job key", "short");
   refused(with({"--no-job-key", "--job-key-file", "x"}), 2, "keep one");
   const TemporaryFolder folder;

@@ -57,7 +57,8 @@ TEST(LaunchSpelling, WhatHasNoUseIsSaid) {
                               "echo $TORCHELASTIC_RUN_ID");
   EXPECT_EQ(ended.code, 0);
   EXPECT_EQ(ended.out, "job\njob\n");
-  EXPECT_EQ(ended.err, "tessera: --rdzv-* has no use: ranks of one machine meet without it\n");
+  EXPECT_EQ(ended.err,
+            "tessera: --rdzv-* has no effect: the ranks of one node find each other without it\n");
 }
 
 TEST(LaunchSpelling, WhatIsNotThereIsRefusedByName) {
@@ -69,7 +70,7 @@ TEST(LaunchSpelling, WhatIsNotThereIsRefusedByName) {
   };
   refused({"-m", "train"}, "-m train: a program is started, not a Python module; write python3 -m");
   refused({"--module=train"}, "write python3 -m train");
-  refused({"--nnodes", "1:2"}, "--nnodes 1:2: hosts that come and go");
+  refused({"--nnodes", "1:2"}, "--nnodes 1:2: nodes that join and leave");
   refused({"--node_rank", "1"}, "--node-rank 1: of 1 host");
   refused({"--rdzv-endpoint", "node7:29400"}, "--rdzv-endpoint node7:29400");
   refused({"--nproc-per-nod", "2"},
@@ -78,7 +79,7 @@ TEST(LaunchSpelling, WhatIsNotThereIsRefusedByName) {
   refused({"--tee", "7"}, "--tee 7: must be 1 (stdout)");
   refused({"--threads", "2"}, "--threads 2: starts the ranks of tessera train");
   if (backend_of(DeviceType::cuda).device_count() == 0) {
-    refused({"--nproc-per-node", "gpu"}, "there is no GPU to start ranks for");
+    refused({"--nproc-per-node", "gpu"}, "found no GPU to start ranks for");
   }
   const TemporaryFolder folder;
   const std::string script = (folder / "train.py").string();
@@ -137,8 +138,7 @@ TEST(LaunchSpelling, AConfigurationFileSaysHowManyAndWhere) {
   std::ofstream(file) << "distributed_type: FSDP\n";
   const Ended unsaid = started({"--config-file", file}, script);
   EXPECT_EQ(unsaid.code, 2);
-  EXPECT_NE(unsaid.err.find("does not say num_processes; give --nproc-per-node"),
-            std::string::npos);
+  EXPECT_NE(unsaid.err.find("has no num_processes; give --nproc-per-node"), std::string::npos);
 }
 
 TEST(LaunchOutput, LinesAreWholeAndNumbered) {
@@ -199,7 +199,7 @@ TEST(LaunchOutput, AFileForEachRank) {
   EXPECT_EQ(read_text(logs + "/rank-0.log"), "attempt 0\nattempt 1\n");
   const Ended nowhere = started({"--log-dir", "/proc/none"}, "true");
   EXPECT_EQ(nowhere.code, 3);
-  EXPECT_NE(nowhere.err.find("--log-dir /proc/none cannot be made"), std::string::npos);
+  EXPECT_NE(nowhere.err.find("--log-dir /proc/none cannot be created"), std::string::npos);
 }
 
 TEST(LaunchOutput, AFileHasWhatTheRankWroteToTheByte) {
@@ -216,7 +216,7 @@ TEST(LaunchOutput, AFullDiskIsSaidOnceAndEndsNoRank) {
   const Ended ended = started({"--log-dir", (folder / ".").string()},
                               "for i in 1 2 3; do echo $i; sleep 0.1; done");
   EXPECT_EQ(ended.code, 0);
-  EXPECT_EQ(ended.err.find("what rank 0 prints is not kept from here on: "),
+  EXPECT_EQ(ended.err.find("the output of rank 0 is not kept from here on: "),
             ended.err.find("what"));
   EXPECT_NE(ended.err.find("No space left on device"), std::string::npos) << ended.err;
   EXPECT_EQ(std::count(ended.err.begin(), ended.err.end(), '\n'), 1) << ended.err;
@@ -276,9 +276,9 @@ TEST(LaunchSpelling, TesseraThatIsNotOnPathIsThisProgram) {
   EXPECT_EQ(another.out(), "another\n");
   Program word({"launch", "--", "train", "recipe.yaml"}, bare);
   EXPECT_EQ(word.wait(), 2);
-  EXPECT_EQ(word.err(),
-            "tessera: error: cannot run train: there is no program of this name; did you mean "
-            "tessera train?\n");
+  EXPECT_EQ(
+      word.err(),
+      "tessera: error: cannot run train: no program has this name; did you mean tessera train?\n");
 }
 
 }  // namespace

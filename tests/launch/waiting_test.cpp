@@ -61,7 +61,7 @@ TEST(Waiting, LaunchersSayForWhom) {
                            std::to_string(of_first + 1) + "; it gives up in 59");
   expect_waits(*second, "node 1 waits for node 0's launcher at 127.0.0.1 port " +
                             std::to_string(of_second + 1) +
-                            " (nobody listens there); it gives up in 59");
+                            " (no program listens there); it gives up in 59");
   const std::string said = second->err();
   EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
   const auto leader = launcher(0, 2, of_second);

@@ -230,13 +230,13 @@ TEST(PlanTime, RefusesWhatItCannotTime) {
     std::string says;
   } cases[] = {
       {{recipe, "--cluster", "h10"}, 3, "did you mean h100?"},
-      {{recipe, "--sweep", "world_size=2"}, 2, "name the machine with --cluster"},
-      {{recipe, "--strategy", "dp"}, 2, "name the machine with --cluster"},
+      {{recipe, "--sweep", "world_size=2"}, 2, "name the cluster with --cluster"},
+      {{recipe, "--strategy", "dp"}, 2, "name the cluster with --cluster"},
       {{recipe, "--cluster", "h100", "--sweep", "world_size"}, 2, "must be a key and values"},
       {{recipe, "--cluster", "h100", "--sweep", "world_size=0"}, 2, "whole numbers from 1"},
       {{recipe, "--cluster", "h100", "--sweep", "strategy=FULL_SHRD"}, 2, "mean FULL_SHARD?"},
       {{recipe, "--cluster", "h100", "--sweep", "train.stepps=1"}, 3, "did you mean steps?"},
-      {{recipe, "--calibrate", folder.path("c.yaml")}, 2, "leave the recipe out"},
+      {{recipe, "--calibrate", folder.path("c.yaml")}, 2, "leave out the recipe"},
       {{"--calibrate", folder.path("none/c.yaml")}, 3, "does not exist"},
       {{"--calibrate", folder.path(".")}, 3, "it is a folder"},
       {{}, 2, "recipe is required"},

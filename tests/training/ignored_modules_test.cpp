@@ -52,7 +52,7 @@ TEST(IgnoredModulesRecipe, IsTakenFromAcceleratesFile) {
   arguments.insert(arguments.end(), {"--config-file", folder.path("a.yaml")});
   const Ended ended = run_program(arguments);
   EXPECT_EQ(ended.code, 0) << ended.err;
-  EXPECT_NE(ended.err.find("these modules are frozen here: their gradients are not summed"),
+  EXPECT_NE(ended.err.find("these modules are frozen here: their gradients are not reduced"),
             std::string::npos)
       << ended.err;
   EXPECT_NE(ended.err.find(", 49984 ignored: whole and frozen"), std::string::npos) << ended.err;
@@ -77,7 +77,7 @@ TEST(IgnoredModulesRecipe, BadValuesAreRefusedByOneLine) {
        ": sharding.ignored_modules: transformer.h.0.attn.c_attn.lora_A.weight is trained beside "
        "the model (model.lora)"},
       {{{"sharding.buffer_dtype", "bf16"}},
-       ": sharding.buffer_dtype has nothing to act on: modules here register parameters alone; "},
+       ": sharding.buffer_dtype is not supported: modules here register parameters alone; "},
   };
   for (const auto& [settings, message] : cases) {
     const Ended ended = run_program(train_arguments(folder.small() + settings));

@@ -229,7 +229,7 @@ TEST_F(Lora, WhatCannotBeIsRefusedInOneLine) {
       {no_lora + Settings{{"model.adapter", path("nowhere")}}, 3, "model.adapter"},
       {no_lora + Settings{{"model.pretrained", adapter}}, 3, "name it in model.adapter"},
       {{{"train.parameter_groups", "[{lr: 1}]"}}, 3, "a group needs a pattern"},
-      {{{"train.parameter_groups", "[{pattern: .*}]"}}, 3, "has nothing of its own"},
+      {{{"train.parameter_groups", "[{pattern: .*}]"}}, 3, "has no settings"},
       {{{"train.parameter_groups", "[{pattern: '(', lr: 1}]"}}, 3, "is not a regular expression"},
       {{{"train.parameter_groups", "[{pattern: .*, decay: 1}]"}}, 3, "unknown key decay"},
       {{{"train.parameter_groups", "{pattern: .*}"}}, 3, "a list of groups"},

@@ -147,9 +147,9 @@ TEST(Outputs, WhatAnEarlierRunLoggedIsKeptUnderAnotherName) {
   const std::string earlier = read_text(folder.path("m.jsonl"));
   const std::string table = read_text(folder.path("m.csv"));
   const Ended again = testing::train(2, folder.small() + logs + Settings{{"train.steps", "2"}});
-  EXPECT_NE(again.err.find("log.jsonl: what an earlier run wrote there is now " +
-                           folder.path("m.1.jsonl")),
-            std::string::npos)
+  EXPECT_NE(
+      again.err.find("log.jsonl: the file of an earlier run is now " + folder.path("m.1.jsonl")),
+      std::string::npos)
       << again.err;
   EXPECT_EQ(read_text(folder.path("m.1.jsonl")), earlier);
   EXPECT_EQ(read_text(folder.path("m.1.csv")), table);

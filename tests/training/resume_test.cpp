@@ -189,8 +189,8 @@ TEST(Resume, WhatWouldChangeTheDataIsRefused) {
       {{{"data.shuffle", "false"}}, 3, "data.shuffle true"},
       {{{"model.n_layer", "3"}},
        3,
-       "step-2 was trained with model.n_layer 2, and this run has model.n_layer 3; set what it was "
-       "trained with, or begin anew in another checkpoint.dir"},
+       "step-2 was trained with model.n_layer 2, and this run has model.n_layer 3; set the values "
+       "of that step, or begin anew in another checkpoint.dir"},
       {{{"model.n_embd", "32"}}, 3, "model.n_embd 64"},
       {{{"train.optimizer", "sgd"}},
        3,

@@ -208,8 +208,8 @@ TEST_F(EvaluateCommandTest, BadDataIsRefused) {
   };
   expect_evaluate_refused(evaluate("a\tb\t1\nc\td\tmuch\n"), 4, "bad.tsv:2");
   expect_evaluate_refused(evaluate("a\tb\t1\nc\td\n"), 4, "bad.tsv:2");
-  expect_evaluate_refused(evaluate("a\tb\t1\n"), 4, "all labels are alike");
-  expect_evaluate_refused(evaluate("a\tb\t1\nc\td\t1\n"), 4, "all labels are alike");
+  expect_evaluate_refused(evaluate("a\tb\t1\n"), 4, "all labels are equal");
+  expect_evaluate_refused(evaluate("a\tb\t1\nc\td\t1\n"), 4, "all labels are equal");
   expect_evaluate_refused(evaluate("a\tb\t1\nc\td\t2\n", "1,2,9"), 4, "bad.tsv");
   expect_evaluate_refused(evaluate("a\tb\t1\nc \xff\td\t2\n"), 4, "bad.tsv:2");
 }

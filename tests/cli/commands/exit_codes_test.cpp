@@ -96,7 +96,7 @@ TEST_F(ExitCodes, AModelOfTheOtherKindIsNamedAsSuch) {
     expect_code(run_program(evaluate(path("steps"), task)), 3, language_model);
   }
   expect_code(run_program(evaluate(path("encoder"), "perplexity")), 3,
-              "the model is an encoder of texts (bert), and a language model is wanted here");
+              "the model is an encoder of texts (bert), but this task needs a language model");
   expect_code(run_program({"generate", path("encoder"), "--prompt", "a"}), 3,
               "\"bert\" is an encoder of texts; a language model is required here");
 }

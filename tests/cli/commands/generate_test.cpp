@@ -216,7 +216,7 @@ TEST_F(Generate, WhatCannotBeAskedIsRefused) {
       {steps, {"--prompt", "a", "--top-p", "0"}, 2, "--top-p must be above 0"},
       {steps, {"--prompt", "a", "--top-p", "1.5"}, 2, "--top-p"},
       {steps, {"--prompt", "a", "--dtype", "fp8"}, 2, "--dtype must be fp32 or bf16"},
-      {steps, {"--prompt", "a", "--chat"}, 2, "chat templates are not built"},
+      {steps, {"--prompt", "a", "--chat"}, 2, "chat templates are not supported"},
       {steps, {"--prompt", "a", "--stop", "x"}, 2, "--stop"},
       {steps, {"--prompt", "a", "--prompts", "-"}, 2, "--prompts FILE"},
       {steps, {"--prompts", path("none.txt")}, 4, "none.txt: cannot be read"},

@@ -63,8 +63,8 @@ TEST(AccelerateRun, TheSeedsFileDrivesARun) {
   EXPECT_NE(ended.err.find("seed.yaml:7: fsdp_backward_prefetch_policy is another name for"),
             std::string::npos)
       << ended.err;
-  EXPECT_NE(ended.err.find("of no use here: downcast_bf16"), std::string::npos);
-  EXPECT_NE(ended.err.find("mixed_precision: bf16 goes before"), std::string::npos) << ended.err;
+  EXPECT_NE(ended.err.find("no effect here: downcast_bf16"), std::string::npos);
+  EXPECT_NE(ended.err.find("mixed_precision: bf16 overrides"), std::string::npos) << ended.err;
   // Two ranks, and a file for each of them.
   EXPECT_TRUE(std::filesystem::exists(folder.path("out/step-3/manifest.json")));
   EXPECT_NE(testing::read_text(folder.path("out/step-3/manifest.json")).find("\"sharded\""),
@@ -81,10 +81,10 @@ TEST(AccelerateRun, TrainTakesTheFileToo) {
   const Ended ended = run_program(words);
   ASSERT_EQ(ended.code, 0) << ended.err;
   EXPECT_NE(ended.err.find("num_processes: 2, and the world has 1 rank; tessera launch "
-                           "--config-file FILE starts as many as it says"),
+                           "--config-file FILE starts that many ranks"),
             std::string::npos)
       << ended.err;
-  EXPECT_NE(ended.err.find("a.yaml:4: fsdp_reshard_after_forward: false goes before"),
+  EXPECT_NE(ended.err.find("a.yaml:4: fsdp_reshard_after_forward: false overrides"),
             std::string::npos)
       << ended.err;
 }

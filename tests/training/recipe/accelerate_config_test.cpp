@@ -1,5 +1,5 @@
 // Accelerate's configuration files: every row of the table of keys, the files of both versions, and
-// who goes before whom.
+// precedence.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -121,9 +121,9 @@ TEST(AccelerateConfig, TheSeedsFile) {
                                  "fsdp_backward_prefetch"),
             std::string::npos)
       << recipe.notes[0];
-  EXPECT_NE(recipe.notes[1].find("of no use here: downcast_bf16, tpu_env, tpu_use_cluster, "
-                                 "tpu_use_sudo"),
-            std::string::npos)
+  EXPECT_NE(
+      recipe.notes[1].find("no effect here: downcast_bf16, tpu_env, tpu_use_cluster, tpu_use_sudo"),
+      std::string::npos)
       << recipe.notes[1];
 }
 
@@ -149,7 +149,7 @@ TEST(AccelerateConfig, WhatThereIsNothingForIsRefusedWithTheWayOut) {
             "a.yaml:1: distributed_type: DEEPSPEED is not available; use distributed_type: FSDP "
             "with fsdp_sharding_strategy FULL_SHARD for ZeRO-3 or SHARD_GRAD_OP for ZeRO-2");
   EXPECT_NE(refusal_of_file("distributed_type: FSDP\nnum_machines: 0\n")
-                .find("a.yaml:2: num_machines must be a number of hosts from 1 to 4096, got 0"),
+                .find("a.yaml:2: num_machines must be a number of nodes from 1 to 4096, got 0"),
             std::string::npos);
   EXPECT_NE(
       refusal_of_file("distributed_type: FSDP\nfsdp_config: {fsdp_reshard_after_forward: true}\n")
@@ -173,8 +173,7 @@ TEST(AccelerateConfig, VersionsHaveTheirDefaults) {
       under("distributed_type: MULTI_GPU\nfsdp_config: {fsdp_offload_params: true}\n");
   EXPECT_EQ(ddp.sharding.sharding_strategy, Strategy::no_shard);
   EXPECT_FALSE(ddp.sharding.offload_params);
-  EXPECT_NE(all_notes(ddp).find("of no effect without distributed_type: FSDP: "
-                                "fsdp_offload_params"),
+  EXPECT_NE(all_notes(ddp).find("no effect without distributed_type: FSDP: fsdp_offload_params"),
             std::string::npos);
 }
 
@@ -192,7 +191,7 @@ TEST(AccelerateConfig, KeysOfTheOtherVersionAreTakenWithAWarning) {
   EXPECT_EQ(recipe.sharding.sharding_strategy, Strategy::shard_grad_op);
   EXPECT_NE(all_notes(recipe).find("fsdp_sharding_strategy is a key of fsdp_version 1"),
             std::string::npos);
-  EXPECT_NE(all_notes(recipe).find("fsdp_sharding_strategy says it already"), std::string::npos);
+  EXPECT_NE(all_notes(recipe).find("fsdp_sharding_strategy sets this already"), std::string::npos);
   // The first version's questions write a strategy's name under the second one's key.
   const Recipe name = under(
       "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 1\n"
@@ -206,8 +205,8 @@ TEST(AccelerateConfig, TheCommandLineGoesBeforeTheFileAndTheFileBeforeTheRecipe)
   const Recipe recipe = under(file, own);
   EXPECT_EQ(recipe.sharding.sharding_strategy, Strategy::shard_grad_op);
   EXPECT_EQ(all_notes(recipe),
-            "a.yaml:2: fsdp_sharding_strategy: 2 goes before r.yaml:2: "
-            "sharding.sharding_strategy: NO_SHARD\n");
+            "a.yaml:2: fsdp_sharding_strategy: 2 overrides r.yaml:2: sharding.sharding_strategy: "
+            "NO_SHARD\n");
   const Recipe set = under(file, own, {"sharding.sharding_strategy=HYBRID_SHARD"});
   EXPECT_EQ(set.sharding.sharding_strategy, Strategy::hybrid_shard);
   const std::string groups =
@@ -224,7 +223,8 @@ TEST(AccelerateConfig, MixedPrecisionGoesBeforeItsOldName) {
        {"mixed_precision: bf16\nfp16: true\n", "fp16: false\nmixed_precision: bf16\n"}) {
     const Recipe recipe = under(type + keys);
     EXPECT_EQ(recipe.sharding.mixed_precision, MixedPrecision::bf16) << keys;
-    EXPECT_NE(all_notes(recipe).find("mixed_precision says it already"), std::string::npos) << keys;
+    EXPECT_NE(all_notes(recipe).find("mixed_precision sets this already"), std::string::npos)
+        << keys;
   }
   EXPECT_EQ(under(type + "fp16: true\n").sharding.mixed_precision, MixedPrecision::fp16);
 }
@@ -234,10 +234,9 @@ TEST(AccelerateConfig, WhatChangesNothingIsSaid) {
       "distributed_type: FSDP\nfsdp_config:\n  fsdp_use_orig_params: false\n"
       "  fsdp_limit_all_gathers: false\n  fsdp_sync_module_states: true\n");
   EXPECT_EQ(all_notes(recipe),
-            "a.yaml:3: fsdp_use_orig_params: false: changes nothing: parameters always keep their "
-            "names and shapes\n"
-            "a.yaml:4: fsdp_limit_all_gathers: false: changes nothing: at most two gathers are in "
-            "flight\n");
+            "a.yaml:3: fsdp_use_orig_params: false: no effect: parameters always keep their names "
+            "and shapes\na.yaml:4: fsdp_limit_all_gathers: false: no effect: at most two gathers "
+            "are in flight\n");
 }
 
 TEST(AccelerateConfig, JsonIsReadAsWell) {
@@ -256,7 +255,7 @@ TEST(AccelerateConfig, ClassesBelongToTheirPolicy) {
       "distributed_type: FSDP\nfsdp_config:\n  fsdp_auto_wrap_policy: SIZE_BASED_WRAP\n"
       "  fsdp_transformer_layer_cls_to_wrap: BertLayer\n");
   EXPECT_TRUE(recipe.sharding.transformer_layer_cls_to_wrap.empty());
-  EXPECT_NE(all_notes(recipe).find("of no use here: fsdp_transformer_layer_cls_to_wrap"),
+  EXPECT_NE(all_notes(recipe).find("no effect here: fsdp_transformer_layer_cls_to_wrap"),
             std::string::npos);
 }
 

@@ -69,8 +69,8 @@ TEST(RecipeSchedule, IsChecked) {
             "r.yaml:2: sharding.reshard_after_forward must be true, false, or a number of ranks, "
             "got 1.5");
   EXPECT_EQ(refusal_of_sharding("reshard_after_backward: false"),
-            "r.yaml:2: sharding.reshard_after_backward false keeps what stays after the forward, "
-            "and nothing does; set sharding.reshard_after_forward: false as well");
+            "r.yaml:2: sharding.reshard_after_backward: false needs parameters that stay gathered "
+            "after the forward; set sharding.reshard_after_forward: false as well");
   EXPECT_EQ(refusal_of_sharding("reshard_after_backward: false, reshard_after_forward: false"), "");
   EXPECT_EQ(refusal_of_sharding("reshard_after_backward: false, sharding_strategy: SHARD_GRAD_OP"),
             "");

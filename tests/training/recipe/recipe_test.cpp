@@ -129,8 +129,8 @@ TEST(Recipe, PretrainedModelsKeepTheirShape) {
   EXPECT_EQ(r.model.pretrained, "folder");
   EXPECT_EQ(r.model.config, nlohmann::json({{"attn_pdrop", 0.2}}));
   EXPECT_EQ(refusal_of("model: {n_layer: 3, pretrained: folder}"),
-            "r.yaml:1: model.n_layer cannot be set beside model.pretrained, whose config.json has "
-            "it; leave one out");
+            "r.yaml:1: model.n_layer cannot be set beside model.pretrained, because its "
+            "config.json has it; leave one out");
 }
 
 // What the folder says is not printed as the recipe's default, what the recipe says of it is.
@@ -309,14 +309,13 @@ TEST(Recipe, WhatIsSoWhateverAKeySaysIsNoted) {
       "sharding:\n  use_orig_params: false\n  sync_module_states: true\n"
       "  cpu_ram_efficient_loading: false\n  limit_all_gathers: false\n",
       "r.yaml", {});
-  EXPECT_EQ(recipe.notes,
-            (std::vector<std::string>{
-                "r.yaml:2: sharding.use_orig_params: false changes nothing: parameters always keep "
-                "their names and shapes",
-                "r.yaml:4: sharding.cpu_ram_efficient_loading: false changes nothing: a rank "
-                "always reads only its share",
-                "r.yaml:5: sharding.limit_all_gathers: false changes nothing: at most two gathers "
-                "are in flight; a number sets another bound"}));
+  EXPECT_EQ(recipe.notes, (std::vector<std::string>{
+                              "r.yaml:2: sharding.use_orig_params: false has no effect: parameters "
+                              "always keep their names and shapes",
+                              "r.yaml:4: sharding.cpu_ram_efficient_loading: false has no effect: "
+                              "a rank always reads only its shard",
+                              "r.yaml:5: sharding.limit_all_gathers: false has no effect: at most "
+                              "two gathers are in flight; a number sets another bound"}));
 }
 
 TEST(Recipe, BrokenYamlIsNamedByLine) {
@@ -328,7 +327,7 @@ TEST(Recipe, BrokenYamlIsNamedByLine) {
             "r.yaml:3: sharding.sharding_strategy is given twice under two names, first at "
             "r.yaml:2; keep one");
   EXPECT_EQ(refusal_of("model:\n\tn_layer: 2\n"),
-            "r.yaml:2: a tab in the indentation; YAML wants spaces");
+            "r.yaml:2: a tab in the indentation; YAML requires spaces");
   EXPECT_NE(refusal_of("a: &x 1\nb: *x\n").find("r.yaml:1: anchors"), std::string::npos);
   EXPECT_NE(refusal_of("a: !!python/object 1\n").find("r.yaml:1: tags"), std::string::npos);
   EXPECT_NE(refusal_of("").find("r.yaml: empty"), std::string::npos);
@@ -435,8 +434,8 @@ TEST(Recipe, RecomputationIsReadAndChecked) {
             "r.yaml:2: sharding.activation_checkpointing_every needs "
             "sharding.activation_checkpointing: true or selective");
   EXPECT_EQ(invalid("sharding: {activation_checkpointing: true, auto_wrap_policy: NO_WRAP}"),
-            "r.yaml:2: sharding.activation_checkpointing works a unit at a time, and "
-            "auto_wrap_policy: NO_WRAP makes none but the root; name classes in "
+            "r.yaml:2: sharding.activation_checkpointing works by units, but with "
+            "auto_wrap_policy: NO_WRAP the only unit is the root; name classes in "
             "sharding.activation_checkpointing_cls");
   EXPECT_EQ(invalid("sharding: {activation_checkpointing: true, auto_wrap_policy: NO_WRAP, "
                     "activation_checkpointing_cls: [GPT2MLP]}"),
@@ -463,8 +462,8 @@ TEST(Recipe, OffloadIsReadAndChecked) {
   };
   EXPECT_EQ(refusal("gradients: file, folder: f"), "none");
   EXPECT_EQ(refusal("gradients: file"),
-            "r.yaml: sharding.offload.folder is missing: the folder, on a disk, for what "
-            "sharding.offload has in a file");
+            "r.yaml: sharding.offload.folder is missing: the folder, on a disk, for the state that "
+            "sharding.offload places in a file");
   EXPECT_EQ(refusal("gradients: host, folder: f"),
             "r.yaml:2: sharding.offload.folder needs file as one of sharding.offload.parameters, "
             "gradients, optimizer");
