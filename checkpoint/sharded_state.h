@@ -65,7 +65,7 @@ struct LoadOptions {
 };
 struct LoadResult {
   Scalars scalars;
-  // Of a strict load, only the optimizer state of frozen parameters that the step has none of.
+  // A strict load lists only the optimizer state of frozen parameters that the step does not have.
   checkpoint::Mismatch model, optimizer;
 };
 LoadResult load(const Context& context, const std::string& step_folder, const ShardedModel& model,

@@ -33,7 +33,7 @@ struct LogicalTensor {
   DType dtype = DType::float32;
   std::vector<std::int64_t> shape;
   std::vector<Piece> pieces;
-  bool optional = false;  // loading: that it is not stored is no error
+  bool optional = false;  // loading: it may be missing in the checkpoint
 };
 
 // Everything that a training run needs to continue.

@@ -152,9 +152,9 @@ std::shared_ptr<Communicator> connect_hosts(const World& world, const ConnectOpt
                                              .collective = timeout,
                                              .standstill = standstill_timeout(options)}));
   control::RankControl& control = *plane->control;
-  std::vector<std::int32_t> everybody;
-  for (int rank = 0; rank < world.size; ++rank) everybody.push_back(rank);
-  control::ControlGroup group(plane->control, everybody, 1, "world");
+  std::vector<std::int32_t> all_ranks;
+  for (int rank = 0; rank < world.size; ++rank) all_ranks.push_back(rank);
+  control::ControlGroup group(plane->control, all_ranks, 1, "world");
   try {
     if (network == nullptr) network = make_network(world, backend);
     Call call(Op::exchange, {.phase = Phase::setup});
@@ -176,7 +176,7 @@ std::shared_ptr<Communicator> connect_hosts(const World& world, const ConnectOpt
         std::static_pointer_cast<SharedCommunicator>(make_world(local.job, local.world_group));
     const auto job =
         std::make_shared<HostsJob>(plane, std::move(network), std::move(members), timeout);
-    std::vector<int> world_ranks(everybody.begin(), everybody.end());
+    std::vector<int> world_ranks(all_ranks.begin(), all_ranks.end());
     return make_shared_at_home<HostsCommunicator>(job, std::move(group), std::move(world_ranks),
                                                   std::move(of_host));
   } catch (const Error& error) {

@@ -20,6 +20,12 @@ EMULATOR_GATES = (os.path.join("kernels", "cuda", "device", "gpu.h"), os.path.jo
 LONGEST_FILE = 400
 LONGEST_LINE = 100
 
+# Words of docs/style.md's rules that are wrong wherever they stand. "there is no" is plain.
+ODD_ENGLISH = re.compile(r"^\s*(?://|#) Of |(?<!there )(?<!There )\bis no\b(?! longer)|\bcannot be had\b|\bto be had\b"
+                         r"|\bsays nothing\b|\b[Ww]hoever\b|\b[Nn]obody\b|\b[Ee]verybody\b|\b(?:is|are) told\b")
+# The rules themselves, their test, and what was written before them.
+ODD_ENGLISH_ALLOWED = ("docs/style.md", "CHANGELOG.md", "tests/tidiness/tidiness.py", "tests/tidiness/tidiness_test.py")
+
 CPP = (".h", ".cpp", ".cu", ".cuh")
 TEXT = CPP + (".py", ".sh", ".cmake", ".txt", ".md", ".yaml", ".yml", ".json", ".in", "")
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
@@ -175,6 +181,9 @@ def check_file(root, path, lines):
         found = MACHINE_PATH.search(line)
         if found:
             errors.append((number, f"a path of one machine: {found.group(0)}"))
+        odd = ODD_ENGLISH.search(line)
+        if odd and path.replace(os.sep, "/") not in ODD_ENGLISH_ALLOWED:
+            errors.append((number, f"odd English (docs/style.md): {odd.group(0).strip()}"))
         if not is_cpp:
             continue
         if len(line) > LONGEST_LINE and not INCLUDE.match(line):

@@ -101,6 +101,19 @@ class Tidiness(unittest.TestCase):
         self.write("scripts/x", 'cd "$root/work/x" && ls ~/work/y\n')
         self.assertEqual(self.errors(), [])
 
+    def test_odd_english_is_found(self):
+        odd = ("// Of masters in a file", "int x;  // it is no file", 'fail("cuda cannot be had");', "// Whoever allocates",
+               "// nobody waits", "// everybody waits", "// the rank is told", "// says nothing", "// not to be had")
+        for text in odd:
+            for path, start in (("engine/a.cpp", "// A file.\n"), ("docs/a.md", "")):
+                if not (text.startswith("// Of") and path.endswith(".md")):
+                    self.write(path, start + text + "\n")
+                    self.assert_one_error(path, "odd English")
+                self.write(path, start)
+        self.write("engine/a.cpp", "// A file.\n// There is no file. It is no longer there. Part of it is not read.\n")
+        self.write("docs/style.md", "not \"is no\", not \"nobody\"\n")
+        self.assertEqual(self.errors(), [])
+
     def test_length_only_warns(self):
         self.write("engine/long.cpp", "// A file.\n" + "int x;\n" * 500 + "// " + "x" * 100 + "\n")
         errors, warnings, _ = check_tree(self.folder.name)

@@ -68,14 +68,14 @@ class Host {
     try {
       while (!missing().empty()) step();
     } catch (const Error& error) {
-      refuse_everybody(error);
+      refuse_all(error);
       throw;
     }
     listener_.reset();  // before any rank continues: the next job may use the address
     strangers_.clear();
   }
 
-  void refuse_everybody(const Error& error) const {
+  void refuse_all(const Error& error) const {
     for (const Member& member : members_) {
       if (member.socket.get() >= 0) {
         send_refusal(member.socket.get(), static_cast<int>(error.code()), error.what());
@@ -277,7 +277,7 @@ JobHandles host_rendezvous(const World& world, std::chrono::milliseconds timeout
     }
     for (int rank = 1; rank < world.size; ++rank) send_handles(host.socket_of(rank), numbers);
   } catch (const Error& error) {
-    host.refuse_everybody(error);
+    host.refuse_all(error);
     throw;
   }
   return handles;
