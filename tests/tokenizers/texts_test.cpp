@@ -42,9 +42,9 @@ TEST(TokenizerTexts, LongWordsAreNotQuadratic) {
     const auto tokenizer = load_tokenizer(fixture(name));
     std::string word;
     while (word.size() < 2'000'000) word += "thequeenanswersthesoldier";
-    const double before = testing::own_processor_seconds();
+    const double before = tessera::testing::own_processor_seconds();
     EXPECT_FALSE(tokenizer->encode(word).empty());
-    EXPECT_LT(testing::own_processor_seconds() - before, 30) << name;  // quadratic: hours
+    EXPECT_LT(tessera::testing::own_processor_seconds() - before, 30) << name;  // quadratic: hours
   }
 }
 
