@@ -174,7 +174,7 @@ TEST(SettingsDeathTest, RefusesWhatMeansNothing) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   (void)setenv("TESSERA_EMULATOR_DEVICES", "few", 1);
   int number = 0;
-  EXPECT_DEATH((void)cudaGetDeviceCount(&number), "TESSERA_EMULATOR_DEVICES=few means nothing");
+  EXPECT_DEATH((void)cudaGetDeviceCount(&number), "TESSERA_EMULATOR_DEVICES=few is not valid");
   (void)setenv("TESSERA_EMULATOR_DEVICES", "0", 1);
   EXPECT_EXIT(std::exit(cudaGetDeviceCount(&number)), ::testing::ExitedWithCode(cudaErrorNoDevice),
               "");
