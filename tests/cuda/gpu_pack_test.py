@@ -129,7 +129,7 @@ class GpuPackTest(unittest.TestCase):
         # Who computes matrix products is in every figure that has any.
         for row in (row for part in parts.values() for row in part["rows"] if "tokens_per_s" in row):
             self.assertRegex(row["matrix_products"], "^our own kernels ")
-        self.assertIn("what this could not reach, because it needs a GPU:", done.stdout)
+        self.assertIn("not checked, because it needs a GPU:", done.stdout)
         for name in NEEDS_A_GPU:
             self.assertRegex(done.stdout, rf"(?m)^  {name} +all of it")
 
