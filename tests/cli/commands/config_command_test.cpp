@@ -1,4 +1,4 @@
-// `tessera config`: its questions on a terminal, and what it writes, checks and explains.
+// `tessera config`: its questions on a terminal, and the file that it writes, checks and explains.
 #include <gtest/gtest.h>
 #include <pty.h>
 
@@ -50,11 +50,11 @@ Recipe recipe_under(const std::string& file) {
   return parse_recipe("data: {train: text}", "r.yaml", {}, &config);
 }
 
-TEST(ConfigCommand, AsksOnATerminalAndWritesWhatWasAnswered) {
+TEST(ConfigCommand, AsksOnATerminalAndWritesTheAnswers) {
   const TemporaryFolder folder;
   const std::string file = (folder / "a.yaml").string();
   // Ranks, CPU, precision, FSDP, version, strategy, offload, policy, classes, prefetch, state dict,
-  // recomputation. A wrong answer is asked for again.
+  // recomputation. The command repeats a question after a wrong answer.
   const Session session =
       on_terminal({"config", "--config-file", file},
                   "two\n2\nyes\nbf17\nbf16\n\n1\nhybrid_shard\nno\n\nGPT2Block\nbackward_post\n"
@@ -86,7 +86,7 @@ TEST(ConfigCommand, EveryQuestionHasADefault) {
   ASSERT_EQ(run_program({"config", "default", "--config-file", other}).code, 0);
   EXPECT_EQ(read_text(other), by_questions);
   EXPECT_EQ(read_accelerate_config(other).version, 2);
-  // A file that exists stays unless it is said otherwise.
+  // An existing file stays unless the user says otherwise.
   const Session no = on_terminal({"config", "--config-file", file}, "\n");
   EXPECT_EQ(no.code, 2);
   EXPECT_NE(no.screen.find("stays as it is"), std::string::npos) << no.screen;
@@ -110,7 +110,7 @@ TEST(ConfigCommand, RefusesWhatItCannotDo) {
   EXPECT_EQ(twice.code, 3);
   EXPECT_EQ(twice.err, "tessera: error: " + file +
                            " exists and is not written over; name another with --config-file\n");
-  // Ctrl-D in the middle.
+  // Ctrl-D in the middle of the questions.
   const std::string other = (folder / "b.yaml").string();
   const Session ended = on_terminal({"config", "--config-file", other}, "2\n\x04");
   EXPECT_EQ(ended.code, 2);
@@ -131,7 +131,7 @@ TEST(ConfigCommand, ChecksAFile) {
                           ":5: fsdp_use_orig_params: false: changes nothing: parameters always "
                           "keep their names and shapes\n" +
                           file + ": of no use here: tpu_env\n" + file + ": good\n");
-  // What only the values together show is found as well.
+  // Errors that only a combination of values shows are found too.
   std::ofstream(file) << "distributed_type: FSDP\nfsdp_config:\n  fsdp_auto_wrap_policy: NO_WRAP\n"
                          "  fsdp_activation_checkpointing: true\n";
   const Ended bad = run_program({"config", "check", file});
@@ -157,7 +157,7 @@ TEST(ConfigCommand, ExplainsAFileAndItsCosts) {
                            "      sharding.sharding_strategy: SHARD_GRAD_OP\n"),
             std::string::npos)
       << alone.out;
-  // What the key does, and what its value means.
+  // The purpose of the key, and the meaning of its value.
   for (const char* words : {"      2: SHARD_GRAD_OP: parameters, gradients and moments are split;",
                             "      bf16: computed and sent in bf16, half of the bytes\n",
                             "      FSDP: sharded, as fsdp_config says\n",

@@ -1,4 +1,4 @@
-// `tessera test`, and the seed's configuration file on a run.
+// `tessera test`, and a run with the configuration file of the Accelerate example.
 #include <gtest/gtest.h>
 
 #include "tests/cli/training_testing.h"
@@ -12,7 +12,7 @@ using testing::run_program;
 using testing::Settings;
 using testing::TrainingFolder;
 
-TEST(TestCommand, ProvesAnInstallationInALineACheck) {
+TEST(TestCommand, PrintsOneLinePerCheckOfAnInstallation) {
   const auto begin = std::chrono::steady_clock::now();
   const Ended ended = run_program({"test"}, {{"CUDA_VISIBLE_DEVICES", ""}});
   EXPECT_EQ(ended.code, 0) << ended.out << ended.err;
@@ -26,7 +26,7 @@ TEST(TestCommand, ProvesAnInstallationInALineACheck) {
   EXPECT_TRUE(ended.out.ends_with("this installation works\n")) << ended.out;
 }
 
-TEST(TestCommand, SaysWhatDoesNotWork) {
+TEST(TestCommand, ReportsFailedChecks) {
   const Ended ended = run_program({"test"}, {{"TESSERA_STANDSTILL_TIMEOUT", "soon"}});
   EXPECT_EQ(ended.code, 1) << ended.out;
   EXPECT_NE(ended.out.find("  FAILS 2 ranks meet"), std::string::npos) << ended.out;
@@ -41,9 +41,9 @@ std::string seeds_file() {
                             "tests/cli/fixtures/accelerate/seed.yaml");
 }
 
-// GPT-2 has no BertLayer: the file says so and the program refuses it by name; the command line can
-// name another class, and the rest of the file drives the run.
-TEST(AccelerateRun, TheSeedsFileDrivesARun) {
+// GPT-2 has no BertLayer, which the file names, and the program's error says so. The command line
+// can name another class; the rest of the file configures the run.
+TEST(AccelerateRun, TheExamplesFileConfiguresARun) {
   const TrainingFolder folder;
   folder.write("seed.yaml", seeds_file());
   const auto launched = [&](const Settings& settings) {
@@ -64,13 +64,13 @@ TEST(AccelerateRun, TheSeedsFileDrivesARun) {
       << ended.err;
   EXPECT_NE(ended.err.find("of no use here: downcast_bf16"), std::string::npos);
   EXPECT_NE(ended.err.find("mixed_precision: bf16 goes before"), std::string::npos) << ended.err;
-  // Two ranks, and a file for each of them.
+  // Two ranks, with a file each.
   EXPECT_TRUE(std::filesystem::exists(folder.path("out/step-3/manifest.json")));
   EXPECT_NE(testing::read_text(folder.path("out/step-3/manifest.json")).find("\"sharded\""),
             std::string::npos);
 }
 
-TEST(AccelerateRun, TrainTakesTheFileToo) {
+TEST(AccelerateRun, TrainAcceptsTheFileToo) {
   const TrainingFolder folder;
   folder.write("a.yaml",
                "distributed_type: FSDP\nnum_processes: 2\nuse_cpu: true\n"

@@ -30,8 +30,8 @@ class Branches : public nn::Module {
   nn::Linear first_, left_, right_;
 };
 
-// Ranks that wait for one another in different channels show only by their waiting: how long that
-// may take.
+// Ranks that wait for one another in different channels can be detected only by their waiting: sets
+// the time limit for that.
 class Patience {
  public:
   Patience() { setenv("TESSERA_COMM_TIMEOUT", "3", 1); }
@@ -129,8 +129,8 @@ TEST(Divergence, OneRankClips) {
   EXPECT_NE(message.find("rank 1"), std::string::npos) << message;
 }
 
-// With the deadline at its default of minutes, only the standstill can tell.
-TEST(Divergence, RanksThatWaitInDifferentChannelsAreToldSo) {
+// The default deadline is minutes, so only the deadlock detection can report this.
+TEST(Divergence, RanksThatWaitInDifferentChannelsAreReported) {
   const auto begin = std::chrono::steady_clock::now();
   std::string message = "no failure";
   try {
