@@ -1,4 +1,4 @@
-"""Trains examples/sequence_model on ranks, stops it, resumes it, evaluates it, as a reader of docs/cpp-api.md would.
+"""Trains examples/sequence_model on ranks, stops it, resumes it and evaluates it, as a reader of docs/cpp-api.md would.
 
     python3 sequence_model_test.py TESSERA SEQUENCE_MODEL
 """
@@ -12,7 +12,7 @@ import tempfile
 import unittest
 
 tessera, sequence_model = sys.argv[1:3]
-ONE_SEQUENCE = 1 / 28 + 0.001  # of those that are held out
+ONE_SEQUENCE = 1 / 28 + 0.001  # of the held-out sequences
 
 
 def run(*command):

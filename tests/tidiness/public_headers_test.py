@@ -1,4 +1,4 @@
-"""What cmake/write_public_headers.cmake makes of a small tree, and what it refuses.
+"""Tests cmake/write_public_headers.cmake with a small tree: the headers that it writes, and the errors.
 
     python3 public_headers_test.py CMAKE SCRIPT
 """
@@ -18,7 +18,7 @@ TREE = {
     "engine/internal.h": "#pragma once\n",
     "kernels/cpu/simd.h": "#pragma once\n",
 }
-FIRST = "#pragma once\n\n#include <tessera/kernels/base/cpp20.h>\n"  # but for the version's, which any C++ may ask for
+FIRST = "#pragma once\n\n#include <tessera/kernels/base/cpp20.h>\n"  # except in the version's, which any C++ may include
 
 
 class PublicHeaders(unittest.TestCase):
@@ -62,7 +62,7 @@ class PublicHeaders(unittest.TestCase):
         self.assertEqual(self.write().returncode, 0)
         after = {name: path.stat().st_mtime_ns for name, path in self.files().items()}
         self.assertNotEqual(after.pop("tessera/engine/tensor.h"), before.pop("tessera/engine/tensor.h"))
-        del before["tessera/kernels/base/dtype.h"]  # public no more
+        del before["tessera/kernels/base/dtype.h"]  # no longer public
         self.assertEqual(after, before)
 
     def test_internal_and_missing_headers_are_refused(self):
