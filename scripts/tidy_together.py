@@ -68,7 +68,7 @@ def join(group, path):
 
 
 def check(place, group, commands, arguments):
-    """(whether it is tidy, what clang-tidy said)"""
+    """(True if it is tidy, clang-tidy's output)"""
     folder = os.path.join(arguments.build, "tidy", place)
     os.makedirs(folder, exist_ok=True)
     path = os.path.abspath(os.path.join(folder, "joined.cpp"))

@@ -100,7 +100,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
       runtime().executor().poll();
       throw api::Failure{cudaErrorNotReady};
     }
-    runtime().wait(mark);  // the host now knows what came before
+    runtime().wait(mark);  // the host now knows the earlier work
   });
 }
 

@@ -73,7 +73,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   return api::call("cudaStreamSynchronize", [&] {
     const std::shared_ptr<Stream> stream = api::stream_of(handle);
     runtime().wait(stream->record());
-    api::require_working_device();  // what ran until here may have failed
+    api::require_working_device();  // earlier work may have failed
   });
 }
 
@@ -84,7 +84,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
       runtime().executor().poll();
       throw api::Failure{cudaErrorNotReady};
     }
-    runtime().wait(stream->record());  // the host now knows what the stream did
+    runtime().wait(stream->record());  // the host now knows the stream's work
   });
 }
 

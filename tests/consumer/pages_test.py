@@ -53,7 +53,7 @@ def blocks_of(page, text):
             blocks.append(Block(page, line, content, marks))
             used += len(marks)
     if used != len(MARK.findall(text)):
-        raise ValueError(f"{page}: a mark `run:` stands above something that is no block of commands")
+        raise ValueError(f"{page}: a mark `run:` must be above a block of commands")
     return blocks
 
 

@@ -77,7 +77,7 @@ class SequenceModel(unittest.TestCase):
 
     def test_failures_are_a_line_and_a_code(self):
         for arguments, code, said in ((("evaluate", str(self.path), "2"), 5, "there is no checkpoint"),
-                                      (("evaluate", str(self.path), "two"), 2, "two is no whole number"),
+                                      (("evaluate", str(self.path), "two"), 2, "two is not a whole number"),
                                       (("train",), 2, "usage: ")):
             ended = run(sequence_model, *arguments)
             self.assertEqual(ended.returncode, code)

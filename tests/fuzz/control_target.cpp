@@ -17,7 +17,7 @@ using namespace comm::control;
 
 Door& locked_door() {
   static Door door(comm::FileDescriptor(),
-                   meeting_of("ranks", "fuzz", JobKey::from_text("a-key-nobody-knows", "here")),
+                   meeting_of("ranks", "fuzz", JobKey::from_text("a-key-unknown-here", "here")),
                    "the door", {.report = [](const std::string&) {}});
   return door;
 }

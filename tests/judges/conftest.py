@@ -43,7 +43,7 @@ class Tessera:
 
 @pytest.fixture(scope="session", autouse=True)
 def the_program_is_built():
-    assert os.access(PROGRAM, os.X_OK), f"{PROGRAM} is no program: run scripts/build"
+    assert os.access(PROGRAM, os.X_OK), f"{PROGRAM} is not a program: run scripts/build"
     torch.set_num_threads(1)
 
 

@@ -89,7 +89,7 @@ def show(browser):
 @pytest.fixture(scope="module")
 def page_of(tmp_path_factory):
     """A function from the name of a fixture, or from a report, to (report, page)."""
-    assert os.access(RENDER, os.X_OK), f"{RENDER} is no program: scripts/judges builds the target render_page"
+    assert os.access(RENDER, os.X_OK), f"{RENDER} is not a program: scripts/judges builds the target render_page"
 
     def make(source):
         folder = tmp_path_factory.mktemp("page")

@@ -53,7 +53,7 @@ bool is_found(Way way) {
   return found;
 }
 
-TEST(ListeningProcesses, HandleIgnoreOrGoOnBlocking) {
+TEST(ListeningProcesses, HandleIgnoreOrKeepBlocking) {
   EXPECT_TRUE(is_found(Way::handles));
   EXPECT_TRUE(is_found(Way::ignores));
   EXPECT_TRUE(is_found(Way::blocks));

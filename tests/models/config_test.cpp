@@ -148,7 +148,7 @@ TEST(ModelConfig, AModelOfAnotherKindIsRefused) {
   EXPECT_EQ(models::make_model(gpt2_config())->config()["model_type"], "gpt2");
   try {
     (void)models::make_text_encoder(gpt2_config(), "folder/config.json");
-    FAIL() << "a decoder is no encoder";
+    FAIL() << "a decoder was accepted as an encoder";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::configuration);
     EXPECT_STREQ(error.what(),

@@ -77,7 +77,7 @@ class OpenDoor {
 
 FileDescriptor connection_to(int port) {
   auto connection = connect_to("127.0.0.1", port);
-  if (!connection) throw std::runtime_error("nobody listens");
+  if (!connection) throw std::runtime_error("no process listens");
   return std::move(*connection);
 }
 

@@ -362,8 +362,8 @@ inline void check_groups(const Ranks& ranks) {
   check_reductions(alone, 50, {.scale = 0.5f}, 6);
   auto quarter = half->split(half->rank() % 2, 0, "quarter");
   EXPECT_EQ(quarter->exchange("x").size(), static_cast<std::size_t>(quarter->size()));
-  auto everybody = quarter->size() == size ? quarter : ranks->duplicate("everybody");
-  check_messages(everybody);
+  auto all_ranks = quarter->size() == size ? quarter : ranks->duplicate("all ranks");
+  check_messages(all_ranks);
 }
 
 // Two channels at once, each from a thread of its own.

@@ -382,7 +382,7 @@ TEST(ShmRendezvous, OtherProgramsAreRejected) {
     const int hanging_up = call();
     close(hanging_up);
     const int garbage = call();
-    const std::string text = "GET / HTTP/1.1 and more that is no hello at all";
+    const std::string text = "GET / HTTP/1.1 and more that is not a hello..";
     EXPECT_EQ(send(garbage, text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
     const int short_one = call();
     EXPECT_EQ(send(short_one, "x", 1, 0), 1);

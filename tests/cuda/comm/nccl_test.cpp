@@ -363,7 +363,7 @@ TEST(NcclJob, AFailingDeviceIsReportedToEveryRank) {
   }
   try {
     job.control().check(call);
-    FAIL() << "nobody was told";
+    FAIL() << "no rank got the error";
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("an illegal address"), std::string::npos)
         << error.what();

@@ -283,9 +283,10 @@ TEST(TokenizedText, WhereTheFolderCannotBeWritten) {
   constexpr auto read_only = fs::perms(0555);
   fs::permissions(folder.path(), read_only);
   // Root can write everywhere, so the test becomes another user meanwhile.
-  constexpr uid_t nobody = 65534;
+  constexpr uid_t other_user = 65534;
   const uid_t user = ::geteuid();
-  if (user == 0 && ::seteuid(nobody) != 0) GTEST_SKIP() << "root, and may be nobody else";
+  if (user == 0 && ::seteuid(other_user) != 0)
+    GTEST_SKIP() << "root, and cannot become another user";
   std::vector<std::int32_t> tokens;
   EXPECT_NO_THROW(tokens = all_tokens(Corpus(text, WordLengths())));
   ASSERT_EQ(::seteuid(user), 0);

@@ -108,7 +108,7 @@ TEST(Wire, TheErrorIsBounded) {
         if (bound > 0) worst = std::max(worst, error / bound);
       }
     }
-    EXPECT_GT(worst, 0.7) << name_of(format) << ": the bound says nothing";
+    EXPECT_GT(worst, 0.7) << name_of(format) << ": the bound is too loose";
   }
 }
 
