@@ -29,8 +29,8 @@ TESSERA_MODULE(Layers);
 
 constexpr std::int64_t batch_size = 64;
 
-// Rows [first, first + batch_size) of an endless table, by number and so the same on any number of
-// ranks: points on a circle of radius 2, or noise of `width` numbers.
+// Rows [first, first + batch_size) of an endless table. They depend only on their number, so they
+// are the same on any number of ranks: points on a circle of radius 2, or noise of `width` numbers.
 ts::Tensor circle(std::int64_t first) {
   std::vector<float> values;
   for (std::int64_t i = first; i < first + batch_size; ++i) {
@@ -63,7 +63,7 @@ void clamp_weights(Layers& net, ts::ShardedModel& model, float bound) {
   });
 }
 
-// The mean distance of generated points from the middle, and how far they are from the circle.
+// Prints the mean distance of generated points from the centre, and their distance from the circle.
 void report(const ts::Context& context, const Layers& generator, const char* when) {
   const ts::NoGradGuard no_grad;
   const std::vector<double> points = generator(noise(1'000'000, 4)).to_vector();
@@ -97,7 +97,8 @@ int main(int argc, char** argv) {
   report(context, generator, "before");
   std::int64_t row = context.rank() * batch_size;
   for (int step = 0; step < 600; ++step) {
-    // The critic tells points of the circle from the generator's, of which it needs no gradient.
+    // The critic separates points of the circle from the generator's points. It needs no gradient
+    // of the generator.
     const ts::Tensor fake = generator(noise(row, 4)).detach();
     const ts::Tensor apart = ts::mean(critic(fake)) - ts::mean(critic(circle(row)));
     apart.backward();
@@ -107,7 +108,7 @@ int main(int argc, char** argv) {
     row += batch_size * context.world_size();
     if (step % 3 != 2) continue;
 
-    set_trained(critic, false);  // nothing of it is computed or reduced
+    set_trained(critic, false);  // its gradients are neither computed nor reduced
     const ts::Tensor mistaken = ts::mean(critic(generator(noise(row, 4)))) * -1.0;
     mistaken.backward();
     const double weights = sharded_generator.grad_norm(

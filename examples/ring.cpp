@@ -1,4 +1,4 @@
-// Numbers that go around a ring of ranks, one rank further at a time, while each rank computes.
+// Numbers travel around a ring of ranks, one rank per round, while each rank computes.
 //   tessera launch --nproc-per-node 2 -- build/examples/ring
 #include <tessera/tessera.h>
 
@@ -9,14 +9,14 @@
 
 namespace ts = tessera;
 
-// What a rank has to do meanwhile.
+// The work of a rank in the meantime.
 double computed(const std::vector<float>& numbers) {
   double sum = 0;
   for (const float number : numbers) sum += std::sqrt(number);
   return sum;
 }
 
-// Sums of the roots of all ranks' numbers, of which each rank has its own at first.
+// Sums of the square roots of all ranks' numbers; at first each rank has only its own numbers.
 double around_the_ring(const ts::Context& context, std::vector<float> mine) {
   const int rank = context.rank(), size = context.world_size();
   const std::size_t bytes = mine.size() * sizeof(float);

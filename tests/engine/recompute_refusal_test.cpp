@@ -1,4 +1,5 @@
-// What recomputed functions may not do, and that the thread is as before when they did.
+// Operations that recomputed functions must not do, and that the thread's state is restored after
+// an error.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -16,8 +17,8 @@
 namespace tessera {
 namespace {
 
-// The engine works as before: gradients are on, no function runs, the generator stands where it
-// did.
+// The engine is usable as before: gradients are on, no function runs, the generator has its old
+// state.
 void expect_usable(const GeneratorState& generator) {
   EXPECT_TRUE(grad_enabled());
   EXPECT_FALSE(autograd::in_backward());
@@ -35,7 +36,7 @@ class RecomputeRefuses : public ::testing::Test {
   int run_ = 0;
 };
 
-TEST_F(RecomputeRefuses, AnotherCourseTheSecondTime) {
+TEST_F(RecomputeRefuses, AnotherSequenceOfOpsTheSecondTime) {
   const GeneratorState generator = generator_state();
   const auto differs = [&](auto second) {
     run_ = 0;
@@ -61,8 +62,8 @@ TEST_F(RecomputeRefuses, OtherRandomNumbersTheSecondTime) {
             std::string::npos);
 }
 
-// A tensor that the first run made belongs to a graph that nothing will pass through any more.
-TEST_F(RecomputeRefuses, ATensorThatTheFirstRunMadeInTheSecond) {
+// A tensor of the first run belongs to a graph that no backward will pass through any more.
+TEST_F(RecomputeRefuses, ATensorOfTheFirstRunInTheSecond) {
   Tensor made;
   const Tensor y = recompute(
       [&](const Tensor& x) {
@@ -110,7 +111,7 @@ TEST_F(RecomputeRefuses, NothingAfterAnExceptionInEitherRun) {
     set_generator_state(generator);
     expect_usable(generator);
   }
-  // Inside a function inside a function.
+  // A function inside a function.
   run_ = 0;
   const auto inner = [&](const Tensor& x) {
     if (run_++ == 2) throw std::runtime_error("stop");

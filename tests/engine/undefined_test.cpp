@@ -1,4 +1,4 @@
-// What is used without having been made, and integers where numbers are computed with: a
+// Using an undefined tensor or module, or integers where floating-point values are required, is a
 // logic_error that names the op, never a null pointer.
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ namespace tessera {
 namespace {
 
 struct NamedCall {
-  std::string op;  // as its errors begin
+  std::string op;  // as at the start of its errors
   std::function<void(const Tensor&)> call;
 };
 
@@ -31,7 +31,7 @@ Sequences one_sequence(std::int32_t rows) {
           .capacity = rows};
 }
 
-// Every op with floating inputs, each of them in turn taken from the argument.
+// Every op with floating-point inputs, each of which is taken from the argument in turn.
 std::vector<NamedCall> floating_calls() {
   const Tensor x = Tensor::full({2, 4}, 0.5);
   const Tensor w = Tensor::full({4, 4}, 0.5);
@@ -188,7 +188,7 @@ TEST(IntegerTensors, AreRefusedByEveryFloatingOpWithItsName) {
       EXPECT_NE(message.find(std::string(name_of(x.dtype()))), std::string::npos)
           << op << ": " << message;
     }
-    // On `meta`, where no kernel looks at them.
+    // On `meta`, where no kernel checks them.
     const std::string message = testing::misuse_of([&, &call = call] {
       call(Tensor::empty({2, 4}, int32, Device::meta()));
     });
@@ -212,7 +212,7 @@ class WidthImpl : public nn::Module {
 };
 TESSERA_MODULE(Width);
 
-TEST(EmptyHandles, SayTheirClassAndHowToMakeOne) {
+TEST(EmptyHandles, NameTheirClassAndHowToMakeOne) {
   const Tensor x = Tensor::zeros({1});
   const NothingToTake empty;
   const Width width;

@@ -1,5 +1,5 @@
-// torchrun's and Accelerate's ways to say things to `tessera launch`; what ranks print; ranks that
-// are threads.
+// The options of torchrun and Accelerate for `tessera launch`; the ranks' output; ranks that are
+// threads.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -29,7 +29,7 @@ std::vector<std::string> sorted_lines(const std::string& text) {
 
 using Words = std::vector<std::string>;
 
-// `sh -c SCRIPT` started by `tessera launch` and these words.
+// `sh -c SCRIPT`, started by `tessera launch` with these options.
 Ended started(Words words, const std::string& script) {
   words.insert(words.begin(), "launch");
   words.insert(words.end(), {"sh", "-c", script});
@@ -51,7 +51,7 @@ TEST(LaunchSpelling, TheProgramNeedsNoDashesBeforeIt) {
   }
 }
 
-TEST(LaunchSpelling, WhatHasNoUseIsSaid) {
+TEST(LaunchSpelling, OptionsWithoutEffectAreReported) {
   const Ended ended = started({"--rdzv-backend", "c10d", "--rdzv_endpoint", "localhost:29400",
                                "--rdzv-id=job", "--nproc-per-node", "2"},
                               "echo $TORCHELASTIC_RUN_ID");
@@ -61,7 +61,7 @@ TEST(LaunchSpelling, WhatHasNoUseIsSaid) {
             "tessera: --rdzv-* has no effect: the ranks of one node find each other without it\n");
 }
 
-TEST(LaunchSpelling, WhatIsNotThereIsRefusedByName) {
+TEST(LaunchSpelling, UnsupportedOptionsAreRefusedByName) {
   const auto refused = [](const Words& words, const std::string& expected) {
     const Ended ended = started(words, "true");
     EXPECT_EQ(ended.code, 2) << ended.err;
@@ -119,7 +119,7 @@ TEST(LaunchSpelling, APortThatAnotherProgramHasIsOneLine) {
   EXPECT_EQ(free.out, port + "\n");
 }
 
-TEST(LaunchSpelling, AConfigurationFileSaysHowManyAndWhere) {
+TEST(LaunchSpelling, AConfigurationFileGivesNumbersAndAddresses) {
   const TemporaryFolder folder;
   const std::string file = (folder / "a.yaml").string();
   std::ofstream(file) << "distributed_type: FSDP\nnum_processes: 3\ngpu_ids: 0,1\n"
@@ -130,7 +130,7 @@ TEST(LaunchSpelling, AConfigurationFileSaysHowManyAndWhere) {
   EXPECT_EQ(three.out, "3 0,1 localhost\n3 0,1 localhost\n3 0,1 localhost\n");
   const Ended one = started({"--config_file", file, "--num_processes", "1"}, script);
   EXPECT_EQ(one.out, "1 0,1 localhost\n");
-  // A given 0 goes before the file's port, which another program has.
+  // A given 0 overrides the file's port, which another program uses.
   std::ofstream(file) << "distributed_type: FSDP\nnum_processes: 1\nmain_process_port: 1\n";
   const Ended free =
       started({"--config-file", file, "--master-port", "0"}, "test $MASTER_PORT -gt 1 && echo yes");
@@ -191,7 +191,8 @@ TEST(LaunchOutput, AFileForEachRank) {
                 (Words{"err" + rank, "out" + rank}));
     }
   }
-  // Behind a restart the first attempt's words are there as well; failures still come out.
+  // After a restart the output of the first attempt is in the files too; failures are still
+  // printed.
   const Ended fails = started({"--max-restarts", "1", "--log-dir", logs},
                               "echo attempt $TORCHELASTIC_RESTART_COUNT; exit 9");
   EXPECT_EQ(fails.code, 9);
@@ -210,7 +211,7 @@ TEST(LaunchOutput, AFileHasWhatTheRankWroteToTheByte) {
   EXPECT_EQ(read_text(logs + "/rank-0.log"), std::string(300000, 'x') + "end");
 }
 
-TEST(LaunchOutput, AFullDiskIsSaidOnceAndEndsNoRank) {
+TEST(LaunchOutput, AFullDiskIsReportedOnceAndEndsNoRank) {
   const TemporaryFolder folder;
   std::filesystem::create_symlink("/dev/full", folder / "rank-0.log");
   const Ended ended = started({"--log-dir", (folder / ".").string()},
@@ -222,7 +223,7 @@ TEST(LaunchOutput, AFullDiskIsSaidOnceAndEndsNoRank) {
   EXPECT_EQ(std::count(ended.err.begin(), ended.err.end(), '\n'), 1) << ended.err;
 }
 
-TEST(LaunchOutput, MuchOfItComesThroughWhole) {
+TEST(LaunchOutput, LargeOutputArrivesCompletely) {
   const Ended ended = started({"--nproc-per-node", "2", "--tee", "3"},
                               "seq 1 20000; head -c 200000 /dev/zero | tr '\\0' x");
   ASSERT_EQ(ended.code, 0);
@@ -258,7 +259,7 @@ TEST(LaunchThreads, HaveTheBitsOfProcesses) {
   EXPECT_EQ(read_text(folder.path("threads/step-3/model.safetensors")), weights);
 }
 
-// Nobody has to put a build on PATH.
+// The build need not be on PATH.
 TEST(LaunchSpelling, TesseraThatIsNotOnPathIsThisProgram) {
   const std::map<std::string, std::string> bare = {{"PATH", "/usr/bin:/bin"}};
   Program itself({"launch", "--nproc-per-node", "2", "--", "tessera", "version"}, bare);
@@ -266,7 +267,7 @@ TEST(LaunchSpelling, TesseraThatIsNotOnPathIsThisProgram) {
   const std::string versions = itself.out();
   EXPECT_EQ(versions.substr(0, 8), "tessera ");
   EXPECT_EQ(std::count(versions.begin(), versions.end(), '\n'), 2) << versions;
-  // One that is there goes first.
+  // A program on PATH takes precedence.
   const TemporaryFolder folder;
   std::ofstream(folder / "tessera") << "#!/bin/sh\necho another\n";
   std::filesystem::permissions(folder / "tessera", std::filesystem::perms::owner_all);

@@ -29,7 +29,7 @@ nlohmann::json timed_plan(const std::string& recipe, std::vector<std::string> op
   return nlohmann::json::parse(read_text(file));
 }
 
-// A small model on eight ranks, with one line of the machine's file replaced.
+// A small model on eight ranks, with one line of the cluster file replaced.
 nlohmann::json on_machine(const std::string& key, const std::string& line,
                           std::vector<std::string> options = {}) {
   const TrainingFolder folder;
@@ -98,7 +98,7 @@ TEST(PlanTime, DoesNotDependOnMemory) {
   }
 }
 
-// What is gathered twice and what is recomputed takes longer.
+// More gathers and recomputation take longer.
 TEST(PlanTime, FollowsTheSchedule) {
   const nlohmann::json plan =
       on_machine("across", "across: {rate: 1e9, latency: 10us}",
@@ -127,7 +127,7 @@ TEST(PlanTime, SweepsOverWorldsAndBaselines) {
   EXPECT_EQ(plan["recommendations"].size(), 2U);
 }
 
-// Of a sweep the rows are judged alone: the recipe without it neither fits nor has to be possible.
+// In a sweep only the rows are judged: the recipe without it need neither fit nor be possible.
 TEST(PlanTime, TakesTheExitCodeOfASweepFromItsRows) {
   const std::string recipe = example_recipe();
   const nlohmann::json one =
@@ -141,7 +141,7 @@ TEST(PlanTime, TakesTheExitCodeOfASweepFromItsRows) {
   };
   EXPECT_EQ(swept("1,8", 0)["rows"][1]["fits"], true);
   EXPECT_EQ(swept("1,2", 6)["rows"][0]["fits"], false);
-  // One rank, which is what no --world-size means, has no groups of four.
+  // One rank, which is the default without --world-size, has no groups of four.
   const nlohmann::json groups =
       timed_plan(recipe, {"--cluster", "a100", "--set", "sharding.group_size=4", "--sweep",
                           "strategy=HYBRID_SHARD", "--sweep", "world_size=8,6"});
@@ -153,7 +153,7 @@ TEST(PlanTime, TakesTheExitCodeOfASweepFromItsRows) {
   EXPECT_EQ(none.code, 3) << none.out;
 }
 
-// More CPU ranks than a host takes are a row that says so; the other rows stand.
+// A row with more CPU ranks than a host can have reports that; the other rows are not affected.
 TEST(PlanTime, RefusesAWorldOfASweepInItsRow) {
   const nlohmann::json plan =
       timed_plan(example_recipe(), {"--cluster", "a100", "--device", "cpu", "--sweep",
@@ -166,7 +166,7 @@ TEST(PlanTime, RefusesAWorldOfASweepInItsRow) {
   }
 }
 
-TEST(PlanTime, SaysWhatDoesNotFitAndWhatTakesLeast) {
+TEST(PlanTime, ReportsWhatDoesNotFitAndWhatIsFastest) {
   const Ended ended =
       run_program({"plan", example_recipe(), "--cluster", "a100", "--device-memory", "1MB",
                    "--sweep", "world_size=1,2", "--strategy", "NO_SHARD,FULL_SHARD"});
@@ -177,7 +177,7 @@ TEST(PlanTime, SaysWhatDoesNotFitAndWhatTakesLeast) {
       << ended.out;
 }
 
-// A batch of 16 that eight GPUs split is 2 a GPU, under dp as under NO_SHARD.
+// A batch of 16 that is split over eight GPUs is 2 per GPU, under dp as under NO_SHARD.
 TEST(PlanTime, PlansDataParallelWithTheBatchOfARank) {
   const auto dp = [](const std::string& batch, const std::string& split, int code = 0) {
     return timed_plan(example_recipe(),
@@ -218,7 +218,7 @@ TEST(PlanTime, TakesSecondsForTheLargestWorld) {
   }
 }
 
-TEST(PlanTime, RefusesWhatItCannotTime) {
+TEST(PlanTime, RefusesPlansThatItCannotTime) {
   const TrainingFolder folder;
   folder.write("no-network.yaml",
                "name: n\ndevice: cuda\nper_node: 8\nmatrix_rate: {float32: 1e12}\n"

@@ -23,7 +23,7 @@ std::string error_of(Call&& call, ErrorCode code) {
   return {};
 }
 
-// The same of the std::logic_error of a wrong use of the API.
+// The same for the std::logic_error of a misuse of the API.
 template <class Call>
 std::string misuse_of(Call&& call) {
   try {

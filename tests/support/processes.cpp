@@ -1,4 +1,4 @@
-// Forking, waiting and killing for tests.
+// Forks, waits for and kills processes, for tests.
 #include "tests/support/processes.h"
 
 #include <gtest/gtest.h>
@@ -57,7 +57,7 @@ Processes::Processes(int count, const Body& body) {
   void* shared = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   TESSERA_CHECK(shared != MAP_FAILED, ErrorCode::runtime, "{}", describe_errno("mmap", errno));
   progress_ = static_cast<std::atomic<int>*>(shared);
-  std::fflush(nullptr);  // what is buffered would be printed by each child again
+  std::fflush(nullptr);  // otherwise each child would print the buffered output again
   for (int index = 0; index < count; ++index) {
     auto* progress = new (&progress_[index]) std::atomic<int>(0);
     int ends[2];

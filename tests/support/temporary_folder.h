@@ -1,4 +1,4 @@
-// A folder of a test's own.
+// A temporary folder for a test.
 #pragma once
 
 #include <unistd.h>
@@ -11,10 +11,10 @@
 
 namespace tessera::testing {
 
-// Is removed with all that it holds, also where a test has taken rights away.
+// Removed with its contents, even if a test has removed permissions.
 class TemporaryFolder {
  public:
-  enum class Place { on_disk, in_memory };  // in memory where the machine has such a place
+  enum class Place { on_disk, in_memory };  // in memory where the machine supports it
 
   explicit TemporaryFolder(Place place = Place::on_disk) {
     const bool memory = place == Place::in_memory && ::access("/dev/shm", W_OK) == 0 &&
@@ -26,7 +26,7 @@ class TemporaryFolder {
     path_ = name;
   }
   ~TemporaryFolder() {
-    std::error_code ignored;  // a test that failed may still have writers in it
+    std::error_code ignored;  // a failed test may still have writers in it
     std::filesystem::permissions(path_, std::filesystem::perms::owner_all, ignored);
     std::filesystem::remove_all(path_, ignored);
   }

@@ -1,4 +1,4 @@
-// A folder for data files, and what an error says.
+// A folder for data files, and the message of an error.
 #pragma once
 
 #include <gtest/gtest.h>

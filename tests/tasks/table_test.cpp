@@ -1,4 +1,4 @@
-// Tables: what rows are, and what is said about rows that are none.
+// Tables: valid rows, and the errors for invalid ones.
 #include "tasks/table.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ using Rows = std::vector<std::vector<std::string>>;
 
 class TableFile : public DataFolder {
  public:
-  // The rows, or what is wrong, without the folder.
+  // The rows, or the error, without the folder's name.
   [[nodiscard]] Rows rows(const std::string& name, const std::string& content,
                           const TableOptions& options) const {
     const Table table({write(name, content)}, options);
@@ -37,7 +37,7 @@ class TableFile : public DataFolder {
   }
 };
 
-TEST(Table, TabsAndNoQuotesAsTheStsBenchmarkHasThem) {
+TEST(Table, TabsWithoutQuotesAsInTheStsBenchmark) {
   const TableFile file;
   const std::string text =
       "news\tM\t2012\t1\t5.000\tA \"plane\" is\tAn, air\nnews\tM\t2012\t4\t3.8\tx\ty\tmore\tmore\n";
@@ -55,7 +55,7 @@ TEST(Table, QuotesAndAHeader) {
   EXPECT_EQ(table.place(2), file.path("a.csv") + ":5");
 }
 
-TEST(Table, AHeaderCanBePassedOver) {
+TEST(Table, AHeaderCanBeSkipped) {
   const TableFile file;
   EXPECT_EQ(file.rows("a.tsv", "x\ty\n1\t2", {.columns = {"2"}, .header = true}), (Rows{{"2"}}));
   EXPECT_EQ(file.rows("b.tsv", "\xEF\xBB\xBFx\ty\n1\t2", {.columns = {"1"}}), (Rows{{"x"}, {"1"}}));
@@ -103,7 +103,7 @@ TEST(Table, SeveralFilesFollowEachOther) {
   (void)testing::error_of([&] { (void)expand_files({file.path("none*")}); }, ErrorCode::data);
 }
 
-TEST(Table, WhatIsWrongIsSaidWithFileAndLine) {
+TEST(Table, ErrorsHaveFileAndLine) {
   const TableFile file;
   const TableOptions two{.columns = {"1", "2"}};
   EXPECT_EQ(file.refusal("a.tsv", "a\tb\nc\n", two),
@@ -139,7 +139,7 @@ TEST(Table, AFileThatBecameShorterIsAnError) {
   (void)testing::error_of([&] { (void)table.read(1); }, ErrorCode::data);
 }
 
-TEST(Table, Utf8IsWhatRfc3629Says) {
+TEST(Table, Utf8FollowsRfc3629) {
   for (const char* good : {"", "plain ascii text of some length", "\u00e9\u20ac\U0001F600",
                            "\xED\x9F\xBF", "\xEE\x80\x80", "\xF4\x8F\xBF\xBF"}) {
     EXPECT_FALSE(malformed_utf8(good)) << good;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks that each floor can be linked with the floors below it alone: a symbol that a floor uses is defined in it, below
-it, or outside of the project. Includes cannot show this: a function may be declared on one floor and defined above.
+"""Checks that each floor can be linked with only the floors below it: a symbol that a floor uses is defined in it, below
+it, or outside the project. Includes cannot show this: a function may be declared on one floor and defined above.
 
     link_order.py FILE    a line for each floor, from the ground up: its name and its object files
 """
@@ -9,7 +9,7 @@ import sys
 
 
 def symbols_of(objects):
-    """The names that the object files define for others, and those that they use."""
+    """The external names that the object files define, and those that they use."""
     listing = subprocess.run(["nm", "--format=posix", "--extern-only", *objects], capture_output=True, text=True,
                              check=True).stdout
     defined, used = set(), set()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Plants a call from a floor to the floor above, and looks that link_order.py finds it.
+"""Plants a call from a floor to the floor above, and checks that link_order.py finds it.
 
     link_order_test.py COMPILER
 """

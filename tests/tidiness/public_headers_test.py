@@ -1,4 +1,4 @@
-"""What cmake/write_public_headers.cmake makes of a small tree, and what it refuses.
+"""Tests cmake/write_public_headers.cmake with a small tree: the headers that it writes, and the errors.
 
     python3 public_headers_test.py CMAKE SCRIPT
 """

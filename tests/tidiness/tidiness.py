@@ -29,11 +29,11 @@ ODD_ENGLISH_ALLOWED = ("docs/style.md", "CHANGELOG.md", "tests/tidiness/tidiness
 CPP = (".h", ".cpp", ".cu", ".cuh")
 TEXT = CPP + (".py", ".sh", ".cmake", ".txt", ".md", ".yaml", ".yml", ".json", ".in", "")
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
-# Written in two pieces, so that this file passes its own check.
+# In two pieces, so that this file passes its own check.
 MACHINE_PATH = re.compile(r"(?<![\w.$}~])/(?:work|root|home|Users)" + r"/[\w.-]+")
-# The one file that starts kernels: launches elsewhere would be invisible to the access checker.
+# The only file that starts kernels: the access checker would not see launches elsewhere.
 LAUNCHER = os.path.join("kernels", "cuda", "device", "launch.h")
-# What headers above the engine must not show: CUDA's and NCCL's headers and types, and our own headers with them.
+# Headers above the engine must not contain these: headers and types of CUDA and NCCL, and our own headers with them.
 FLOORS_WITHOUT_CUDA = ("sharding", "checkpoint", "tokenizers", "models", "tasks", "launch", "training", "planner", "logs",
                        "cli")
 CUDA_HEADER = re.compile(r"^(?:cuda\w*\.h|cuda/.*|cublas\w*\.h|cudnn\w*\.h|nccl\w*\.h|nvtx3/.*"
@@ -41,7 +41,7 @@ CUDA_HEADER = re.compile(r"^(?:cuda\w*\.h|cuda/.*|cublas\w*\.h|cudnn\w*\.h|nccl\
 CUDA_TYPE = re.compile(r"\b(?:(?:cuda|cublas|cudnn|nccl)[A-Z]\w*_t|CU(?:stream|event|device|context)|ncclUniqueId"
                        r"|cudaDeviceProp|__nv_bfloat16|__half)\b")
 OPS = re.compile(r"^ *X\((\w+), *\w+\)", re.MULTILINE)
-# Declarations at the left margin, where clang-format puts those of a namespace. A handle is a type as well.
+# Declarations at the left margin, where clang-format puts those of a namespace. A handle is a type too.
 NAMESPACE = re.compile(r"^(?:inline )?namespace\b *([\w:]*) *\{(?!.*\})")
 NAMESPACE_END = re.compile(r"^\} *// *(?:inline )?namespace\b")
 TYPE = re.compile(r"^(?:template <.*> )?(?:class|struct|union|enum(?: class| struct)?) (?:\w+\([^)]*\) )?(\w+)"
@@ -49,7 +49,7 @@ TYPE = re.compile(r"^(?:template <.*> )?(?:class|struct|union|enum(?: class| str
 
 
 def files_of(root):
-    """Paths relative to the root of what belongs to the project."""
+    """The paths of the project's files, relative to the root."""
     for folder, names, files in os.walk(root):
         inside = os.path.relpath(folder, root)
         top = inside == "."
@@ -62,17 +62,17 @@ def files_of(root):
 
 
 def include_error(root, path, quote, target):
-    """What is wrong with this include, or None."""
+    """The error in this include, or None."""
     source_floor = path.split(os.sep)[0]
     target_floor = target.split("/")[0]
     if quote == '"':
         if target.startswith(".") or "/../" in target:
             return f'include "{target}" by its path from the repository root'
-        # Highway is included in quotes by its own convention: hwy is no folder of ours.
+        # Highway is included in quotes by its own convention: hwy is not one of our folders.
         ours = "/" not in target or os.path.isdir(os.path.join(root, target_floor))
         beside = source_floor in FREE and os.path.exists(os.path.join(root, "tests", target))
         if ours and not beside and not os.path.exists(os.path.join(root, target)):
-            return f'"{target}" is no file of the repository: name it by its path from the root'
+            return f'"{target}" is not a file of the repository: name it by its path from the root'
     if target_floor not in FLOORS or source_floor not in FLOORS:
         return None
     if target_floor == "emulator" and source_floor != "emulator":
@@ -87,7 +87,7 @@ def lines_of_nvcc(lines):
     for number, line in enumerate(lines, start=1):
         words = line.strip()
         if words.startswith("#if"):
-            # Of other conditions (None) both branches count as nvcc's.
+            # For other conditions (None) both branches count as nvcc's.
             negated = words.startswith("#ifndef") or "!defined" in words
             conditions.append(not negated if "__CUDACC__" in words else None)
         elif words.startswith(("#else", "#elif")) and conditions and conditions[-1] is not None:
@@ -121,7 +121,7 @@ def gpu_errors(path, lines):
 
 def missing_gpu_kernels(root):
     """Lists (path, line, message): an op of kernels/registry.h that no file of kernels/cuda defines. The linker would
-    say so as well, but not where the tree is built without CUDA."""
+    report it too, but not in a build without CUDA."""
     registry = os.path.join("kernels", "registry.h")
     folder = os.path.join(root, "kernels", "cuda")
     if not os.path.exists(os.path.join(root, registry)):
@@ -154,7 +154,7 @@ def types_of(lines):
 
 def hidden_types(library, tests):
     """Lists (path, line, message) of the types in tests that hide one of a library header, or that two tests could
-    both define; tests are compiled several at a time, and which ones, nobody chooses. Both arguments are lists of
+    both define; any tests may be compiled together. Both arguments are lists of
     (path, types_of)."""
     homes = {}
     for path, types in library:

@@ -11,9 +11,9 @@ namespace {
 
 using nlohmann::json;
 
-// One replacement character for each longest beginning of a character, as Python's
-// bytes.decode(errors="replace") has it.
-TEST(TokenizerTexts, WhatIsNoUtf8IsReadAsReplacementCharacters) {
+// One replacement character for each longest valid prefix of a character, as in Python's
+// bytes.decode(errors="replace").
+TEST(TokenizerTexts, InvalidUtf8IsReadAsReplacementCharacters) {
   const std::vector<std::pair<std::string, std::string>> texts = {
       {"a\xff"
        "b",
@@ -36,7 +36,7 @@ TEST(TokenizerTexts, WhatIsNoUtf8IsReadAsReplacementCharacters) {
   }
 }
 
-// Twice the letters take about twice the time, never four times.
+// Twice as many letters must take about twice the time, not four times.
 TEST(TokenizerTexts, LongWordsAreNotQuadratic) {
   for (const char* name : {"gpt2.json", "llama2.json", "bert.json", "unigram.json", "qwen2.json"}) {
     const auto tokenizer = load_tokenizer(fixture(name));
@@ -48,7 +48,7 @@ TEST(TokenizerTexts, LongWordsAreNotQuadratic) {
   }
 }
 
-TEST(TokenizerTexts, SequencesAreCutToTheirLongest) {
+TEST(TokenizerTexts, SequencesAreTruncatedToTheMaximum) {
   const auto tokenizer = load_tokenizer(fixture("bert.json"));
   const std::string text = "The king sees the queen, and the dog follows the cat.";
   const auto whole = tokenizer->encode_sequence(text, 0);
@@ -66,7 +66,7 @@ TEST(TokenizerTexts, SequencesAreCutToTheirLongest) {
            "2 special tokens"));
 }
 
-TEST(TokenizerTexts, OrFromTheLeft) {
+TEST(TokenizerTexts, SequencesMayBeTruncatedFromTheLeft) {
   const ScratchFolder folder;
   json file = json_of(fixture("bert.json"));
   file["truncation"] = {
@@ -95,7 +95,7 @@ TEST(TokenizerTexts, PaddingAndTheEndOfText) {
   EXPECT_EQ(load_tokenizer(fixture("bert.json"))->padding_id(), 0);
 }
 
-TEST(TokenizerTexts, TheFingerprintFollowsWhatDecidesTheIds) {
+TEST(TokenizerTexts, TheFingerprintDependsOnWhatDecidesTheIds) {
   const ScratchFolder folder;
   json file = json_of(fixture("gpt2.json"));
   const auto fingerprint = [&] {

@@ -1,5 +1,5 @@
-// Runs that save while they train, and runs that export: the files of a run that waits for its
-// saves, and folders that go on living elsewhere.
+// Runs that save during training, and runs that export: the files equal those of a run that waits
+// for its saves, and exported folders can be used elsewhere.
 #include "tests/cli/training_testing.h"
 
 namespace tessera::cli {
@@ -29,7 +29,7 @@ Settings saving(const TrainingFolder& folder, const std::string& name, bool asyn
                                    {"checkpoint.async", async ? "true" : "false"}};
 }
 
-TEST(AsyncTraining, WritesWhatARunWritesThatWaits) {
+TEST(AsyncTraining, WritesTheFilesOfARunThatWaits) {
   for (const std::string type : {"FULL_STATE_DICT", "SHARDED_STATE_DICT"}) {
     const TrainingFolder folder;
     const Settings kind{{"checkpoint.state_dict_type", type}};
@@ -69,7 +69,7 @@ TEST(AsyncTraining, IsPlannedWithItsCopy) {
     const auto parameters = with.at(side).at("parameters").get<std::int64_t>();
     const auto copy = with.at(side).at("other").get<std::int64_t>() -
                       without.at(side).at("other").get<std::int64_t>();
-    // Masters and two moments, less the padding that is never saved.
+    // Masters and two moments, without the padding, which is never saved.
     EXPECT_GE(copy, parameters * 3 * 9 / 10) << side;
     EXPECT_LE(copy, parameters * 3 * 11 / 10) << side;
   }
@@ -106,7 +106,7 @@ TEST(AsyncTraining, EndsAtTheStepAfterASaveThatFailed) {
   EXPECT_LT(testing::lines_of(folder.path("broken.jsonl")), 1000);
 }
 
-TEST(Exports, AreFoldersThatTrainingBeginsFrom) {
+TEST(Exports, AreFoldersThatTrainingCanStartFrom) {
   const TrainingFolder folder;
   const Settings settings = saving(folder, "first", false) +
                             Settings{{"checkpoint.state_dict_type", "SHARDED_STATE_DICT"},
@@ -128,7 +128,7 @@ TEST(Exports, AreFoldersThatTrainingBeginsFrom) {
   for (const char* place : {"second/step-4", "again"}) {
     EXPECT_EQ(contents_of(folder.path(place) + "/tokenizer.json"), "{}") << place;
   }
-  // A folder with something else in it is refused before the first step.
+  // A folder with other files in it is refused before the first step.
   folder.write("again/notes.txt", "mine");
   const Ended refused = run_program(
       launched(2, train_arguments(saving(folder, "third", false) +

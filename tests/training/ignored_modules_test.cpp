@@ -1,4 +1,4 @@
-// sharding.ignored_modules by the program: frozen and whole, as planned to the byte, the same under
+// sharding.ignored_modules in the program: frozen and whole, as planned to the byte, the same under
 // every strategy, saved and resumed, taken from Accelerate's files, refused by one line.
 #include "tests/training/strategies_testing.h"
 
@@ -13,7 +13,7 @@ using testing::train;
 using testing::train_arguments;
 using testing::TrainingFolder;
 
-// A whole layer and what the root would have; a block of width 64 has 49,984 parameters.
+// A whole layer and a module of the root; a block of width 64 has 49,984 parameters.
 const Settings leaves_some = {{"sharding.ignored_modules", "[transformer.h.0, transformer.ln_f]"}};
 
 TEST(IgnoredModulesRecipe, IsTheSameUnderEveryStrategy) {
@@ -22,7 +22,7 @@ TEST(IgnoredModulesRecipe, IsTheSameUnderEveryStrategy) {
                                                     {"train.gradient_accumulation_steps", "2"}});
 }
 
-TEST(IgnoredModulesRecipe, TakesWhatIsPlannedAndGoesOn) {
+TEST(IgnoredModulesRecipe, TakesThePlannedMemoryAndResumes) {
   const TrainingFolder folder;
   const Settings six = folder.small() + leaves_some + Settings{{"train.steps", "6"}};
   const Ended whole = train(2, six + Settings{{"log.jsonl", folder.path("whole")},

@@ -36,7 +36,7 @@ bool says(const Ended& ended, const std::string& text) {
   return ended.err.find(text) != std::string::npos;
 }
 
-TEST(Lineage, ARunThatBeginsAnewLeavesTheOldOneAndSaysSo) {
+TEST(Lineage, ANewRunKeepsTheOldOneAndReportsIt) {
   const TrainingFolder folder;
   train(2, folder.small() + saving(folder, 4, 2, "auto"));
   const Settings keep_one{{"checkpoint.keep", "1"}};
@@ -49,11 +49,11 @@ TEST(Lineage, ARunThatBeginsAnewLeavesTheOldOneAndSaysSo) {
   EXPECT_TRUE(names[0].starts_with("step-2.of-"));
   EXPECT_EQ(names[1], "step-3");
   EXPECT_EQ(names[2], "step-4");
-  // `auto` goes on with the new one, though the other has a higher step.
+  // `auto` resumes the new run, though the other one has a higher step.
   const Ended next = train(2, folder.small() + saving(folder, 4, 10, "auto") + keep_one);
   EXPECT_TRUE(says(next, "resumed from " + folder.path("saves/step-3"))) << next.err;
   EXPECT_TRUE(says(next, "the run saved last goes on")) << next.err;
-  // Both of the old one's are still good.
+  // Both steps of the old run are still valid.
   for (const std::string& name : steps_in(folder)) {
     if (name.find(".of-") == std::string::npos) continue;
     const Ended old =
@@ -63,7 +63,7 @@ TEST(Lineage, ARunThatBeginsAnewLeavesTheOldOneAndSaysSo) {
   }
 }
 
-TEST(Lineage, FromAnOlderStepIsARunOfItsOwn) {
+TEST(Lineage, FromAnOlderStepIsANewRun) {
   const TrainingFolder folder;
   train(2, folder.small() + saving(folder, 4, 1, "auto"));
   train(2, folder.small() + saving(folder, 3, 10, folder.path("saves/step-2")) +
@@ -73,7 +73,7 @@ TEST(Lineage, FromAnOlderStepIsARunOfItsOwn) {
   EXPECT_TRUE(says(next, "resumed from " + folder.path("saves/step-3"))) << next.err;
 }
 
-// Training that dies by the signal in the step after `step` was saved, once.
+// Training that kills itself with the signal once, in the step after `step` was saved.
 Ended train_and_die_once(const TrainingFolder& folder, const Settings& settings, int step) {
   const std::string mark = folder.path("died");
   folder.write("rank.sh",
@@ -93,7 +93,7 @@ Ended train_and_die_once(const TrainingFolder& folder, const Settings& settings,
   return run_program(arguments);
 }
 
-TEST(Restart, GoesOnFromTheNewestSaveWhateverResumeSays) {
+TEST(Restart, ContinuesFromTheNewestSaveWhateverResumeSays) {
   for (const std::string resume : {"never", "step"}) {
     const TrainingFolder folder;
     train(2, folder.small() + saving(folder, 2, 2, "auto"));
@@ -121,8 +121,9 @@ TEST(Restart, GoesOnFromTheNewestSaveWhateverResumeSays) {
   }
 }
 
-// torchrun sets no name of Tessera's: its own process and job are what the starts have in common.
-TEST(Restart, OfAnotherLauncherAsWell) {
+// torchrun sets no variable of Tessera's: its own process and job identify the starts that belong
+// together.
+TEST(Restart, AlsoWithAnotherLauncher) {
   const TrainingFolder folder;
   const auto command = [&](const Settings& settings) {
     std::string text = testing::program_path();
@@ -140,14 +141,14 @@ TEST(Restart, OfAnotherLauncherAsWell) {
   EXPECT_EQ(first.code, 0) << first.err;
   EXPECT_TRUE(says(first, "resumed from " + folder.path("saves/step-2"))) << first.err;
   EXPECT_EQ(steps_in(folder).size(), 3u);
-  // Another launch of the same job is another launch.
+  // A second launch of the same job is not a restart.
   const Ended second = run_program(arguments);
   EXPECT_TRUE(says(second, "holds 3 steps of another run")) << second.err;
   EXPECT_EQ(steps_in(folder).size(), 6u);
 }
 
-// Agents of torchrun on several hosts count restarts each for itself.
-TEST(Restart, RanksAgreeWhetherItIsOne) {
+// Agents of torchrun on several hosts each count their own restarts.
+TEST(Restart, RanksAgreeWhetherItIsARestart) {
   const TrainingFolder folder;
   const auto command = [&](const Settings& settings) {
     std::string text = testing::program_path();
@@ -167,7 +168,7 @@ TEST(Restart, RanksAgreeWhetherItIsOne) {
   EXPECT_EQ(steps_in(folder).size(), 3u);
 }
 
-TEST(Restart, WhatCannotImproveIsNotTriedAgain) {
+TEST(Restart, PermanentErrorsAreNotRetried) {
   for (const int code : {2, 3, 4, 5, 8}) {
     const Ended ended = run_program({"launch", "--nproc-per-node", "1", "--max-restarts", "3", "--",
                                      "sh", "-c", "exit " + std::to_string(code)});
@@ -188,7 +189,7 @@ TEST(Signals, AHangUpSavesFirst) {
                                   Settings{{"log.jsonl", folder.path("log.jsonl")}})));
   ASSERT_TRUE(testing::eventually([&] { return testing::lines_of(folder.path("log.jsonl")) >= 2; }))
       << program.err();
-  // As a terminal that is closed does: its shell sends one, and the kernel another.
+  // As when a terminal is closed: its shell sends one signal, and the kernel another.
   program.signal(SIGHUP);
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   program.signal(SIGHUP);
@@ -198,7 +199,7 @@ TEST(Signals, AHangUpSavesFirst) {
   EXPECT_EQ(steps_in(folder).size(), 1u);
 }
 
-TEST(Signals, AWarningSavesAndGoesOn) {
+TEST(Signals, AWarningSavesAndContinues) {
   const TrainingFolder folder;
   Program program(
       launched(2, train_arguments(folder.small() + saving(folder, 1'000'000, 1'000'000, "auto") +
@@ -245,7 +246,7 @@ TEST(Evaluation, IsInTheMetricsAndTheBestIsKept) {
   EXPECT_TRUE(fs::exists(folder.path("saves/" + name)));
   EXPECT_TRUE(fs::exists(folder.path("saves/step-6")));
   EXPECT_LE(steps_in(folder).size(), 2u);
-  // It needs something to go by.
+  // Keeping the best requires an evaluation.
   const Ended refused = run_program(train_arguments(folder.small() + saving(folder, 6, 1, "auto") +
                                                     Settings{{"checkpoint.keep_best", "2"}}));
   EXPECT_EQ(refused.code, 3);

@@ -1,5 +1,5 @@
-// Runs with state in files: they go on from one another, are as planned, and end well where the
-// disk does not.
+// Runs with state in files: they resume from one another, have the planned memory, and end with an
+// error when the disk fails.
 #include <sys/resource.h>
 
 #include "tests/cli/disk_testing.h"
@@ -32,7 +32,7 @@ Settings into(const TrainingFolder& folder, const std::string& name, int steps) 
           {"checkpoint.dir", folder.path(name)},      {"checkpoint.every", "3"}};
 }
 
-TEST(OffloadRuns, GoOnFromOneAnother) {
+TEST(OffloadRuns, ResumeFromOneAnother) {
   const TrainingFolder folder;
   const Settings files = in_files(folder);
   const Settings other = {{"sharding.sharding_strategy", "SHARD_GRAD_OP"}};
@@ -48,7 +48,7 @@ TEST(OffloadRuns, GoOnFromOneAnother) {
     train(2, small + files + into(folder, "in" + type, 6));
     EXPECT_EQ(losses_in(folder.path("in" + type + ".jsonl")), whole) << type;
   }
-  // The same checkpoint, whatever wrote it.
+  // The checkpoint is the same, whichever run wrote it.
   EXPECT_EQ(read_text(folder.path("outFULL_STATE_DICT/step-6/model.safetensors")),
             read_text(folder.path("whole/step-6/model.safetensors")));
   EXPECT_TRUE(fs::is_empty(folder.path("offload")));

@@ -1,5 +1,5 @@
-// A disk that is slow ends no save, however long no rank comes to a collective; one that stands
-// still ends it by name, and the checkpoint before stays.
+// A slow disk does not end a save, however long no rank reaches a collective. A disk that hangs
+// ends the save with an error that names the call, and the earlier checkpoint stays.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -16,7 +16,7 @@ using namespace testing;
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-// Each write, and each fsync, of the rank that it is given to takes this long.
+// Each write, and each fsync, of the given rank takes this long.
 class SlowDisk final : public SystemCalls {
  public:
   milliseconds of_write{0};
@@ -37,8 +37,8 @@ class SlowDisk final : public SystemCalls {
   std::atomic<int> hanging{0};
 };
 
-// 2 ranks whose collectives wait for 300 ms at most, and whose standstill is seen as soon; the disk
-// is slow for rank 1.
+// Two ranks whose collectives wait for at most 300 ms, as does the deadlock detection; the disk is
+// slow for rank 1.
 std::vector<std::string> save_on(SlowDisk& disk, const fs::path& dir, const SaveOptions& options) {
   std::vector<std::string> errors(2);
   comm::run_local(
@@ -61,7 +61,7 @@ std::vector<std::string> save_on(SlowDisk& disk, const fs::path& dir, const Save
 TEST(SlowDisk, MayTakeTenTimesTheCollectiveTimeoutInManyCalls) {
   const TemporaryFolder folder;
   SlowDisk disk;
-  disk.of_write = milliseconds(1600);  // two files of a rank: 3.2 s
+  disk.of_write = milliseconds(1600);  // two files per rank: 3.2 s
   const auto begin = Clock::now();
   const auto errors = save_on(
       disk, folder.path(), {.type = StateDictType::sharded, .stall_timeout = milliseconds(20'000)});
@@ -80,7 +80,7 @@ TEST(SlowDisk, MayTakeTenTimesTheCollectiveTimeoutInOneCall) {
   expect_version(folder.path() / "step-2", 2);
 }
 
-TEST(SlowDisk, ThatStandsStillIsNamed) {
+TEST(SlowDisk, ThatHangsIsNamed) {
   const TemporaryFolder folder;
   save_version(folder.path(), 1);
   static SlowDisk disk;  // a call that hangs outlives the save

@@ -27,7 +27,8 @@ ShardingOptions in_bf16(Strategy strategy) {
   return options;
 }
 
-// Trains a step, when `from` is empty, and saves; else loads. What the ranks then hold together.
+// Trains a step and saves when `from` is empty; else loads. Returns the values of all ranks
+// together.
 Values train_or_load(int world, Strategy strategy, const std::filesystem::path& folder,
                      StateDictType type, const std::filesystem::path& from) {
   tessera::testing::Collected collected;
@@ -50,11 +51,11 @@ Values train_or_load(int world, Strategy strategy, const std::filesystem::path& 
   return collected.values();
 }
 
-TEST(FrozenState, ComesBackInEveryValue) {
+TEST(FrozenState, IsRestoredExactly) {
   for (const StateDictType type : {StateDictType::full, StateDictType::sharded}) {
     const testing::TemporaryFolder folder;
     const Values saved = train_or_load(3, Strategy::full_shard, folder.path(), type, {});
-    // More than the compute dtype can hold.
+    // Outside the range of the compute dtype.
     const std::vector<double>& wide = saved.at("fixed.frozen_wide.weight");
     EXPECT_TRUE(std::any_of(wide.begin(), wide.end(), [](double value) {
       const auto rounded = to_float(to_bfloat16(static_cast<float>(value)));

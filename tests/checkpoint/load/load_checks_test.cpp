@@ -71,7 +71,7 @@ TEST(LoadChecks, ALoadOfWeightsThatTakesNothingIsRefused) {
   });
 }
 
-// Of ts::load and of ts::load_latest: with other groups nothing is filled.
+// ts::load and ts::load_latest: with other groups nothing is filled.
 TEST(LoadChecks, GroupsAreComparedBeforeAnythingIsFilled) {
   const auto from = pretrained();
   with_new(2, 3, [&](Context& context, Classifier&, ShardedModel& model, optim::Optimizer&) {
@@ -94,8 +94,8 @@ TEST(LoadChecks, GroupsAreComparedBeforeAnythingIsFilled) {
   });
 }
 
-// Its moments are those of an optimizer with another state. That is no damage either: an older step
-// is not taken for it.
+// Its moments are those of an optimizer with another state. That is not damage either: an older
+// step is not taken for it.
 TEST(LoadChecks, AnOptimizerThatCannotGoOnIsRefusedBeforeAnythingIsFilled) {
   const auto from = pretrained();
   with_new(2, 3, [&](Context& context, Classifier&, ShardedModel& model, optim::Optimizer&) {

@@ -1,5 +1,5 @@
-// An optimizer of some of the model's parameters is saved and loaded as one of all of them; one
-// that has another model's is refused.
+// An optimizer of some of the model's parameters is saved and loaded like one of all parameters; an
+// optimizer of another model is refused.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -57,7 +57,7 @@ TEST(OptimizerOfAPart, IsSavedAndLoaded) {
   }
 }
 
-TEST(OptimizerOfAPart, OneOfAnotherModelIsRefused) {
+TEST(OptimizerOfAPart, OfAnotherModelIsRefused) {
   TemporaryFolder folder;
   launch(2, [&](Context& context) {
     Classifier one, two;

@@ -1,4 +1,4 @@
-// The safetensors reader against the format's own vectors and against everything that it must
+// Tests the safetensors reader with the format's own vectors and with all files that it must
 // refuse.
 #include "checkpoint/safetensors/safetensors.h"
 
@@ -22,7 +22,7 @@ std::string little_endian(std::uint64_t value) {
   return bytes;
 }
 
-// A file of this header and so many zero bytes of data.
+// A file with this header and so many zero bytes of data.
 std::string file_of(const std::string& header, std::size_t data_bytes) {
   return little_endian(header.size()) + header + std::string(data_bytes, '\0');
 }
@@ -59,7 +59,7 @@ TEST(SafetensorsRead, TheFormatsOwnVectors) {
   EXPECT_EQ(one.find("attn.1"), nullptr);
 }
 
-TEST(SafetensorsRead, AcceptsWhatIsAllowed) {
+TEST(SafetensorsRead, AcceptsValidFiles) {
   // Leading and trailing white space, metadata, 0-d and empty tensors, any order of entries and
   // fields.
   const std::string text =
@@ -163,7 +163,7 @@ std::vector<Refused> refused_headers() {
 INSTANTIATE_TEST_SUITE_P(Headers, SafetensorsRefuses, ::testing::ValuesIn(refused_headers()),
                          [](const auto& bad) { return bad.param.name; });
 
-TEST(SafetensorsRead, MessagesStayShortWhateverTheFileSays) {
+TEST(SafetensorsRead, MessagesStayShortWhateverTheFileContains) {
   const auto entry = [](const std::string& name, const std::string& shape) {
     return fmt::format(R"({{"{}":{{"dtype":"F32","shape":[{}],"data_offsets":[0,4]}}}})", name,
                        shape);
@@ -181,7 +181,7 @@ TEST(SafetensorsRead, MessagesStayShortWhateverTheFileSays) {
   for (const std::string& text : {long_name, many_dimensions, dtype}) EXPECT_LT(text.size(), 600u);
 }
 
-TEST(SafetensorsRead, AHundredThousandEntriesAtOnePlaceAreRefusedQuickly) {
+TEST(SafetensorsRead, AHundredThousandOverlappingEntriesAreRefusedQuickly) {
   std::string header = "{";
   for (int i = 0; i < 100'000; ++i) {
     header += fmt::format(R"("t{}":{{"dtype":"U8","shape":[4],"data_offsets":[0,4]}},)", i);
@@ -216,7 +216,7 @@ TEST(SafetensorsWrite, TheBytesAreKnown) {
   EXPECT_THROW(file.read(*file.find("wide"), 20, part.data(), 8), std::logic_error);
 }
 
-TEST(SafetensorsWrite, RefusesWhatItCannotStore) {
+TEST(SafetensorsWrite, RefusesTensorsThatItCannotStore) {
   const auto compose = [](const std::string& first, const std::string& second) {
     compose_safetensors_header({{first, DType::float32, {1}}, {second, DType::float32, {1}}});
   };

@@ -1,4 +1,4 @@
-// `tessera config`: its questions on a terminal, and what it writes, checks and explains.
+// `tessera config`: its questions on a terminal, and the file that it writes, checks and explains.
 #include <gtest/gtest.h>
 #include <pty.h>
 
@@ -50,11 +50,11 @@ Recipe recipe_under(const std::string& file) {
   return parse_recipe("data: {train: text}", "r.yaml", {}, &config);
 }
 
-TEST(ConfigCommand, AsksOnATerminalAndWritesWhatWasAnswered) {
+TEST(ConfigCommand, AsksOnATerminalAndWritesTheAnswers) {
   const TemporaryFolder folder;
   const std::string file = (folder / "a.yaml").string();
   // Ranks, CPU, precision, FSDP, version, strategy, offload, policy, classes, prefetch, state dict,
-  // recomputation. A wrong answer is asked for again.
+  // recomputation. The command repeats a question after a wrong answer.
   const Session session =
       on_terminal({"config", "--config-file", file},
                   "two\n2\nyes\nbf17\nbf16\n\n1\nhybrid_shard\nno\n\nGPT2Block\nbackward_post\n"
@@ -86,7 +86,7 @@ TEST(ConfigCommand, EveryQuestionHasADefault) {
   ASSERT_EQ(run_program({"config", "default", "--config-file", other}).code, 0);
   EXPECT_EQ(read_text(other), by_questions);
   EXPECT_EQ(read_accelerate_config(other).version, 2);
-  // A file that exists stays unless it is said otherwise.
+  // An existing file stays unless the user says otherwise.
   const Session no = on_terminal({"config", "--config-file", file}, "\n");
   EXPECT_EQ(no.code, 2);
   EXPECT_NE(no.screen.find("stays as it is"), std::string::npos) << no.screen;

@@ -1,4 +1,4 @@
-// One cause, one exit code, whichever command meets it.
+// A cause has the same exit code in every command.
 #include "tests/cli/commands/encoder_testing.h"
 #include "tests/cli/disk_testing.h"
 
@@ -66,7 +66,7 @@ TEST_F(ExitCodes, AFullDiskIsFiveEverywhere) {
   }
 }
 
-TEST_F(ExitCodes, APlaceThatCannotBeWrittenIsThreeBeforeTheWork) {
+TEST_F(ExitCodes, AnUnwritablePathIsThreeBeforeTheWork) {
   expect_code(run_program({"tokenize", path("text.txt"), "--tokenizer", "bytes", "--out",
                            path("none/t.bin")}),
               3, "none/t.bin");
@@ -101,7 +101,7 @@ TEST_F(ExitCodes, AModelOfTheOtherKindIsNamedAsSuch) {
               "\"bert\" is an encoder of texts; a language model is required here");
 }
 
-TEST_F(ExitCodes, VerifyTellsNothingThereFromDamage) {
+TEST_F(ExitCodes, VerifyDistinguishesAMissingStepFromDamage) {
   fs::create_directory(path("plain"));
   folder_->write("plain/notes.txt", "not a checkpoint");
   const auto verify = [](const std::string& what) {
@@ -111,7 +111,7 @@ TEST_F(ExitCodes, VerifyTellsNothingThereFromDamage) {
   };
   EXPECT_NE(verify(path("plain")).find("plain: no checkpoint is there\n"), std::string::npos);
   EXPECT_NE(verify(path("text.txt")).find("text.txt: no checkpoint is there\n"), std::string::npos);
-  // A manifest that cannot be read is damage, and so is a step without one.
+  // An unreadable manifest is damage, and so is a step without one.
   folder_->write("plain/manifest.json", "{");
   EXPECT_NE(verify(path("plain")).find("damaged (unknown)"), std::string::npos);
   fs::create_directory(path("plain/step-7"));

@@ -1,4 +1,4 @@
-// `tessera test`, and the seed's configuration file on a run.
+// `tessera test`, and a run with the configuration file of the Accelerate example.
 #include <gtest/gtest.h>
 
 #include "tests/cli/training_testing.h"
@@ -27,7 +27,7 @@ TEST(TestCommand, ProvesAnInstallationInALineACheck) {
   EXPECT_TRUE(ended.out.ends_with("this installation works\n")) << ended.out;
 }
 
-TEST(TestCommand, SaysWhatDoesNotWork) {
+TEST(TestCommand, ReportsFailedChecks) {
   const Ended ended = run_program({"test"}, {{"TESSERA_STANDSTILL_TIMEOUT", "soon"}});
   EXPECT_EQ(ended.code, 1) << ended.out;
   EXPECT_NE(ended.out.find("  FAILS 2 ranks meet"), std::string::npos) << ended.out;
@@ -42,9 +42,9 @@ std::string seeds_file() {
                             "tests/cli/fixtures/accelerate/seed.yaml");
 }
 
-// GPT-2 has no BertLayer: the file says so and the program refuses it by name; the command line can
-// name another class, and the rest of the file drives the run.
-TEST(AccelerateRun, TheSeedsFileDrivesARun) {
+// GPT-2 has no BertLayer, which the file names, and the program's error says so. The command line
+// can name another class; the rest of the file configures the run.
+TEST(AccelerateRun, TheExamplesFileConfiguresARun) {
   const TrainingFolder folder;
   folder.write("seed.yaml", seeds_file());
   const auto launched = [&](const Settings& settings) {
@@ -71,7 +71,7 @@ TEST(AccelerateRun, TheSeedsFileDrivesARun) {
             std::string::npos);
 }
 
-TEST(AccelerateRun, TrainTakesTheFileToo) {
+TEST(AccelerateRun, TrainAcceptsTheFileToo) {
   const TrainingFolder folder;
   folder.write("a.yaml",
                "distributed_type: FSDP\nnum_processes: 2\nuse_cpu: true\n"

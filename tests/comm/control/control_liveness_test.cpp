@@ -1,5 +1,5 @@
-// Over the control plane: a rank that was stopped or does not move is named by all others, the rank
-// that has the hub as well; one that computes is left alone.
+// Liveness over the control plane: all other ranks name a rank that was stopped or makes no
+// progress, also the rank that runs the hub; a rank that computes is not blamed.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -88,7 +88,7 @@ TEST(ControlLiveness, AStoppedRankIsNamedByAllOthers) {
   expect_a_stopped_rank_is_named(1, {"its last call was barrier (step ", "rank 0, 2 only: step "});
 }
 
-TEST(ControlLiveness, TheStoppedRankThatHasTheHubIsNamedByAllOthers) {
+TEST(ControlLiveness, TheStoppedRankWithTheHubIsNamedByAllOthers) {
   expect_a_stopped_rank_is_named(0, {});
 }
 
@@ -110,7 +110,7 @@ std::vector<std::string> run_threads(int size, const std::function<void(ControlG
   return failures;
 }
 
-// Rank 2 does not come to a call on the device, and the others go on to one that wants answers.
+// Rank 2 does not reach a call on the device; the others continue to a call that needs answers.
 TEST(ControlLiveness, ABlockedRankThatSkipsACallIsNamed) {
   std::latch ended(2);
   const auto failures = run_threads(3, [&](ControlGroup& world) {
@@ -135,16 +135,16 @@ TEST(ControlLiveness, ABlockedRankThatSkipsACallIsNamed) {
   }
 }
 
-// Rank 0 waits for its device, rank 1 in a call that rank 0 will not come to: both wait, and
-// neither is blamed alone.
-TEST(ControlLiveness, RanksThatWaitForDeviceAndMessagesOfOneAnotherAreNamed) {
+// Rank 0 waits for its device, rank 1 in a call that rank 0 will not reach: both wait, and the
+// error does not blame only one of them.
+TEST(ControlLiveness, RanksThatWaitForEachOthersDeviceAndMessagesAreNamed) {
   std::latch ended(1);
   const auto failures = run_threads(2, [&](ControlGroup& world) {
     ControlGroup other = world.split(0, world.rank(), "other");
     if (world.rank() == 0) {
       world.announce(step_call(2));
       ended.wait();
-      // The other rank's failure comes to each rank by itself.
+      // Each rank learns of the other's failure separately.
       for (int look = 0; look < 1000; ++look) {
         world.control().check(step_call(2));
         std::this_thread::sleep_for(10ms);
@@ -164,7 +164,7 @@ TEST(ControlLiveness, RanksThatWaitForDeviceAndMessagesOfOneAnotherAreNamed) {
   }
 }
 
-TEST(ControlLiveness, ARankThatComputesOrSaysItWaitsIsLeftAlone) {
+TEST(ControlLiveness, ARankThatComputesOrReportsItsWaitIsNotBlamed) {
   const int port = port_of_test();
   Processes processes(3, [port](int rank, std::atomic<int>&) {
     join(rank, 3, port, [](ControlGroup& world) {
@@ -184,7 +184,7 @@ TEST(ControlLiveness, ARankThatComputesOrSaysItWaitsIsLeftAlone) {
   }
 }
 
-TEST(ControlLiveness, AJobThatIsStoppedAsAWholeGoesOn) {
+TEST(ControlLiveness, AJobThatIsStoppedAsAWholeContinues) {
   const int port = port_of_test();
   Processes processes(2, [port](int rank, std::atomic<int>& progress) {
     join(rank, 2, port, [&](ControlGroup& world) {

@@ -1,5 +1,5 @@
-// What the ranks of several hosts are told when one of them dies, stops, differs or leaves: its
-// name, within seconds, on every other one. A rank that is slow is waited for.
+// Errors of the ranks on several hosts when one of them dies, stops, diverges or leaves: every
+// other rank names it within seconds. The others wait for a slow rank.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -53,7 +53,7 @@ void expect_named(const Outcome& outcome, const std::vector<std::string>& parts)
   }
 }
 
-// Gathers and sums for ever.
+// Gathers and sums without end.
 void work(const Ranks& ranks, std::atomic<int>& progress) {
   auto gathered = ranks->allocate("weights", std::size_t{1} << 20, Sharing::one_copy);
   auto gradients = ranks->allocate("gradients", std::size_t{1} << 20, Sharing::per_rank);
@@ -101,7 +101,7 @@ TEST(HostsFailures, RankZeroThatIsStoppedIsNamedByAll) {
   }
 }
 
-// What a rank throws by itself ends the others' call as soon as it is thrown, not with the rank.
+// An exception of a rank ends the other ranks' call at once, not only when the rank ends.
 TEST(HostsFailures, ARankWithoutMemoryEndsTheCallOfAll) {
   if (tessera::testing::address_sanitizer || tessera::testing::thread_sanitizer) {
     GTEST_SKIP() << "a sanitizer's own memory is larger than the limit";
@@ -133,7 +133,7 @@ TEST(HostsFailures, ARankWithoutMemoryEndsTheCallOfAll) {
   const std::vector<Outcome> outcomes = processes.wait(30s);
   munmap(shared, 4096);
   EXPECT_EQ(outcomes[2].message, "std::bad_alloc");
-  for (const int rank : {0, 1}) {  // rank 0 ends when its hub has given the others time to hear
+  for (const int rank : {0, 1}) {  // rank 0 ends last: its hub gives the others time
     expect_named(outcomes[static_cast<std::size_t>(rank)],
                  {"rank 2 (pid", "reduce_scatter of 'gradients'", "bad_alloc"});
   }
@@ -151,7 +151,7 @@ TEST(HostsFailures, CallsThatDifferAreBothNamed) {
   }
 }
 
-TEST(HostsFailures, ARankThatDoesNotComeToACollectiveIsNamed) {
+TEST(HostsFailures, ARankThatMissesACollectiveIsNamed) {
   Processes processes = start({2, 1}, [](const Ranks& ranks, std::atomic<int>&) {
     auto buffer = ranks->allocate("weights", 6000, Sharing::one_copy);
     ranks->acquire(*buffer);
@@ -183,8 +183,8 @@ TEST(HostsFailures, ARankThatSendsSomethingElseIsNamed) {
   }
 }
 
-// Nobody but the two knows of a message: it is the time limit that ends the wait.
-TEST(HostsFailures, AMessageThatDoesNotComeEndsWithTheTimeLimit) {
+// Only the two ranks know of a message, so the time limit ends the wait.
+TEST(HostsFailures, AMissingMessageEndsWithTheTimeLimit) {
   const RankBody body = [](const Ranks& ranks, std::atomic<int>&) {
     std::byte memory{};
     ranks->receive(&memory, 1, 1 - ranks->rank(), {.step = 7});
@@ -195,7 +195,7 @@ TEST(HostsFailures, AMessageThatDoesNotComeEndsWithTheTimeLimit) {
   }
 }
 
-TEST(HostsFailures, AbortReachesEverybody) {
+TEST(HostsFailures, AbortReachesAllRanks) {
   Processes processes = start({2, 2}, [](const Ranks& ranks, std::atomic<int>& progress) {
     auto host = ranks->split_blocks(2, "host");
     if (ranks->rank() == 3) {
@@ -225,7 +225,7 @@ TEST(HostsFailures, ARankThatComputesIsWaitedFor) {
   }
 }
 
-TEST(HostsFailures, RanksThatDoNotComeAreNamed) {
+TEST(HostsFailures, MissingRanksAreNamed) {
   const int port = free_port();
   Processes processes(4, [=](int rank, std::atomic<int>&) {
     if (rank == 3) return;

@@ -30,8 +30,8 @@ class Branches : public nn::Module {
   nn::Linear first_, left_, right_;
 };
 
-// Ranks that wait for one another in different channels show only by their waiting: how long that
-// may take.
+// Ranks that wait for one another in different channels can be detected only by their waiting: sets
+// the time limit for that.
 class Patience {
  public:
   Patience() { setenv("TESSERA_COMM_TIMEOUT", "3", 1); }

@@ -1,6 +1,6 @@
-// Ranks over NCCL that are processes: one that is stopped while they connect is named by the
-// others. The stand-in for NCCL connects threads of one process, so that its ranks never come to an
-// end of that by themselves.
+// Ranks over NCCL that are processes: when one is stopped while they connect, the others name it.
+// The stand-in for NCCL connects only threads of one process, so these ranks never finish
+// connecting.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -18,7 +18,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Asked in a process of its own: the GPU's threads would not live on in those that are forked.
+// Checked in a separate process: forked processes would not have the GPU's threads.
 std::string missing_nccl(int ranks) {
   Processes process(1, [ranks](int, std::atomic<int>&) {
     const std::string missing = nccl_under_test(ranks).missing;

@@ -1,5 +1,5 @@
-// Files of tokens: the stream that is written here, nanoGPT's and llm.c's; vocabularies that do not
-// fit a model; texts that are tokenised once.
+// Files of tokens: our own stream format, nanoGPT's and llm.c's; vocabularies that do not fit a
+// model; texts that are tokenized once.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -29,7 +29,7 @@ class StreamFolder : public testing::TemporaryFolder {
   }
 };
 
-// Numbers the words of a text by their length; counts how often it is asked.
+// Encodes the words of a text by their length, and counts its calls.
 class WordLengths final : public Tokenizer {
  public:
   explicit WordLengths(std::int64_t vocabulary = 100'000, std::uint64_t fingerprint = 77)
@@ -112,7 +112,7 @@ TEST(TokenStream, IsReadAsItWasWritten) {
   }
 }
 
-TEST(TokenStream, NobodyReadsHalfAOne) {
+TEST(TokenStream, IncompleteStreamsAreNotRead) {
   const StreamFolder folder;
   const WordLengths tokenizer;
   {
@@ -164,7 +164,7 @@ TEST(TokenStream, DamageIsNamed) {
   }
 }
 
-TEST(TokenStream, NanoGptAndLlmcAsTheyAre) {
+TEST(TokenStream, ReadsFilesOfNanoGptAndLlmc) {
   const StreamFolder folder;
   const std::vector<std::int32_t> ids = {0, 1, 50256, 7, 42};
   const std::string two = bytes_of(std::vector<std::uint16_t>{0, 1, 50256, 7, 42});
@@ -228,7 +228,7 @@ TEST(TokenizedText, IsTokenisedOnce) {
   EXPECT_EQ(second.fingerprint(), first.fingerprint());
   EXPECT_EQ(folder.files(), 2u);
 
-  // Another text, another tokenizer, a damaged stream: anew.
+  // Another text, another tokenizer or a damaged stream: the text is tokenized again.
   (void)folder.write("text.txt", "a bb ccc\ndddd  e and more");
   EXPECT_EQ(Corpus(text, tokenizer).tokens(), 7);
   EXPECT_EQ(Corpus(text, WordLengths(100'000, 78)).tokens(), 7);
@@ -238,7 +238,7 @@ TEST(TokenizedText, IsTokenisedOnce) {
   EXPECT_EQ(Corpus(text, tokenizer).tokens(), 7);
 }
 
-// What a killed process left goes with the next writer, what one has open stays.
+// The next writer removes the leftovers of a killed process, but not files that a process has open.
 TEST(TokenStreams, StalePartsAreRemoved) {
   const StreamFolder folder;
   const WordLengths tokenizer;
@@ -257,7 +257,7 @@ TEST(TokenStreams, StalePartsAreRemoved) {
   EXPECT_TRUE(fs::exists(named));
 }
 
-TEST(TokenizedText, ByOneOfAllRanks) {
+TEST(TokenizedText, ByOneRankForAll) {
   const StreamFolder folder;
   std::string contents;
   for (int i = 0; i < 200'000; ++i) contents += "word ";
@@ -282,10 +282,11 @@ TEST(TokenizedText, WhereTheFolderCannotBeWritten) {
   const fs::path text = folder.write("text.txt", "a bb ccc");
   constexpr auto read_only = fs::perms(0555);
   fs::permissions(folder.path(), read_only);
-  // Root writes everywhere, and is somebody else meanwhile.
-  constexpr uid_t nobody = 65534;
+  // Root can write everywhere, so the test becomes another user meanwhile.
+  constexpr uid_t other_user = 65534;
   const uid_t user = ::geteuid();
-  if (user == 0 && ::seteuid(nobody) != 0) GTEST_SKIP() << "root, and may be nobody else";
+  if (user == 0 && ::seteuid(other_user) != 0)
+    GTEST_SKIP() << "root, and cannot become another user";
   std::vector<std::int32_t> tokens;
   EXPECT_NO_THROW(tokens = all_tokens(Corpus(text, WordLengths())));
   ASSERT_EQ(::seteuid(user), 0);

@@ -119,7 +119,7 @@ struct TemplateImpl final : nn::Module {
   }
 };
 
-TEST(Module, KnowsWhatIsRegisteredWithAForward) {
+TEST(Module, KnowsModulesThatHaveAForward) {
   struct NoForwardImpl : nn::Module {};
   struct OverloadedImpl : nn::Module {
     Tensor forward(const Tensor& x) const { return x; }
@@ -142,7 +142,7 @@ TEST(Module, KnowsWhatIsRegisteredWithAForward) {
   EXPECT_EQ(with_forward, (Lines{"two", "any", "its_base"}));
 }
 
-TEST(Module, TrainingModeReachesAllBelow) {
+TEST(Module, TrainingModeReachesAllSubmodules) {
   Net net;
   net.eval();
   for (const auto& [name, module] : net.named_modules())
@@ -151,7 +151,7 @@ TEST(Module, TrainingModeReachesAllBelow) {
   for (const auto& [name, module] : net.named_modules()) EXPECT_TRUE(module->is_training()) << name;
 }
 
-TEST(Module, RefusesBadNamesDoubleNamesAndEmptyModules) {
+TEST(Module, RefusesBadNamesDuplicateNamesAndEmptyModules) {
   struct Open : nn::Module {
     using nn::Module::register_module;
     using nn::Module::register_parameter;
@@ -181,7 +181,7 @@ TEST(Module, ParametersTakeTheThreadsDefaults) {
   EXPECT_TRUE(nn::Linear(2, 2)->weight().is_meta());
 }
 
-// Records "name what" of every hook of the modules that `wanted` names.
+// Records "name event" for every hook of the modules that `wanted` names.
 Lines trace(Net& net, const Lines& wanted, const std::function<void()>& run) {
   Lines lines;
   for (const auto& [name, module] : net.named_modules()) {

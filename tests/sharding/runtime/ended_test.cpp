@@ -1,5 +1,5 @@
 // Models that have ended: by unwrap(), by a move, before or after their module. Nothing crashes,
-// and what cannot be had says why.
+// and calls that are no longer possible give the reason.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -31,7 +31,7 @@ ShardingOptions net_options(Strategy strategy = Strategy::full_shard) {
   return {.strategy = strategy, .wrap = WrapPolicy::list({"a"})};
 }
 
-TEST(Ended, MovedFromModelsSaySo) {
+TEST(Ended, MovedFromModelsGiveAnError) {
   on_ranks(2, toy_options(Strategy::full_shard),
            [](Context& context, ToyTransformer& net, ShardedModel& model) {
              ShardedModel other = std::move(model);
@@ -55,7 +55,7 @@ TEST(Ended, MovedFromModelsSaySo) {
            });
 }
 
-// A write to what an ended model held would change no module. Reading it is no harm.
+// A write to what an ended model held would change no module. Reading it does no harm.
 TEST(Ended, WritesToFormerParametersAreRefused) {
   for (const ShardingOptions& options : all_strategies(2)) {
     for (const bool unwraps : {true, false}) {
@@ -106,7 +106,7 @@ TEST(Ended, ScopesMayOutliveTheirModel) {
   }
 }
 
-TEST(Ended, TheModuleMayGoFirst) {
+TEST(Ended, TheModuleMayBeDestroyedFirst) {
   for (const ShardingOptions& options : all_strategies(2)) {
     launch(2, [&](Context& context) {
       manual_seed(3);
@@ -155,7 +155,7 @@ TEST(Ended, OptimizersOfAModelThatWasReplaced) {
   }
 }
 
-TEST(Ended, ParametersSayHowValuesAreKept) {
+TEST(Ended, ErrorsOfParametersExplainHowToKeepValues) {
   launch(2, [](Context& context) {
     manual_seed(3);
     Net net(4);
@@ -176,7 +176,7 @@ TEST(Ended, ParametersSayHowValuesAreKept) {
   });
 }
 
-// One root or two, a module has one ShardedModel.
+// With one root or two, a module has one ShardedModel.
 TEST(Ended, AModuleOfTwoRootsIsShardedOnce) {
   launch(2, [](Context& context) {
     Net shared(4);
@@ -215,8 +215,8 @@ TEST(Ended, NothingIsRegisteredInAShardedModule) {
   });
 }
 
-// Unwrapping gives the values back to the bit, and training goes on under any other strategy.
-TEST(Unwrap, GivesTheValuesBack) {
+// Unwrapping restores the exact values, and training continues under any other strategy.
+TEST(Unwrap, RestoresTheValues) {
   for (const DType dtype : {float32, bfloat16}) {
     for (ShardingOptions options : all_strategies(2)) {
       options.param_dtype = dtype;
@@ -245,7 +245,7 @@ TEST(Unwrap, GivesTheValuesBack) {
             EXPECT_TRUE(parameter.tensor.requires_grad());
             const std::vector<double> whole = parameter.tensor.to_vector();
             ASSERT_EQ(whole.size(), before[parameter.name].size());
-            // This rank's part is there; the other's was never zero throughout.
+            // This rank's part is there; the other rank's part was not all zero.
             for (std::size_t i = 0; i < whole.size(); ++i) {
               if (before[parameter.name][i] != 0) {
                 EXPECT_EQ(whole[i], before[parameter.name][i]);
@@ -253,7 +253,7 @@ TEST(Unwrap, GivesTheValuesBack) {
             }
           }
         }
-        // All ranks have the same again, or this would be refused.
+        // All ranks have the same values again; otherwise this would be refused.
         ShardedModel again = fully_shard(net, context, toy_options(Strategy::full_shard));
         train_once(context, net);
         EXPECT_GT(again.clip_grad_norm(1.0), 0);
@@ -262,7 +262,7 @@ TEST(Unwrap, GivesTheValuesBack) {
   }
 }
 
-TEST(Unwrap, KeepsWhatIsFrozenAndTied) {
+TEST(Unwrap, KeepsFrozenAndTiedParameters) {
   launch(3, [](Context& context) {
     manual_seed(3);
     ToyTransformer net;
@@ -279,7 +279,7 @@ TEST(Unwrap, KeepsWhatIsFrozenAndTied) {
       EXPECT_EQ(parameters[i].tensor.requires_grad(), i != 5);
     }
     const auto batch = toy_batch(context.rank(), 2);
-    net.loss(batch.ids, batch.targets).backward();  // a module as any other
+    net.loss(batch.ids, batch.targets).backward();  // an ordinary module
     EXPECT_TRUE(parameters.front().tensor.grad().defined());
   });
 }

@@ -1,4 +1,4 @@
-// Ranks that begin with different values are named, or begin with rank 0's.
+// Ranks that start with different values are named, or start with rank 0's.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -107,8 +107,8 @@ TEST(EqualValues, SyncModuleStatesTakesRankZeros) {
   }
 }
 
-// Rank 0 has read a file, the others have no memory for one.
-TEST(EqualValues, SyncFillsWhatHasNoMemory) {
+// Rank 0 has read a file; the other ranks have no memory for the values yet.
+TEST(EqualValues, SyncFillsParametersWithoutMemory) {
   ShardingOptions options = toy_options(Strategy::full_shard);
   options.sync_module_states = true;
   options.ignored_modules = {"norm"};

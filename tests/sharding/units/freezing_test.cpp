@@ -1,4 +1,4 @@
-// Parameters that are frozen and thawed between steps of a sharded model.
+// Parameters that are frozen and unfrozen between steps of a sharded model.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -58,7 +58,8 @@ TEST(Freezing, FrozenParametersStayAndOthersTrainOn) {
   }
 }
 
-// The gradients of what is trained are those of a model in which the rest was never trained.
+// The gradients of the trained parameters are those of a model in which the others were always
+// frozen.
 TEST(Freezing, GradientsAreThoseOfAModelThatWasFrozenBefore) {
   for (const ShardingOptions& options : all_strategies(2)) {
     double expected = 0, got = 0;
@@ -72,7 +73,7 @@ TEST(Freezing, GradientsAreThoseOfAModelThatWasFrozenBefore) {
       if (context.is_main()) expected = norm;
     });
     on_ranks(2, options, [&](Context& context, ToyTransformer& net, ShardedModel& model) {
-      train_once(context, net);  // what it leaves behind is of no use
+      train_once(context, net);  // its results are not used
       set_trained(net, "norm2", false);
       for (auto& parameter : model.parameters()) parameter.tensor.zero_grad();
       train_once(context, net);
@@ -83,14 +84,14 @@ TEST(Freezing, GradientsAreThoseOfAModelThatWasFrozenBefore) {
   }
 }
 
-// A discriminator that is frozen in the generator's step is not reduced for nothing.
+// A discriminator that is frozen in the generator's step is not reduced unnecessarily.
 TEST(Freezing, AFrozenUnitIsNotReduced) {
   for (const ShardingOptions& options : all_strategies(2)) {
     on_ranks(2, options, [&](Context& context, ToyTransformer& net, ShardedModel& model) {
       train_once(context, net);
       set_trained(net, "", false);
       set_trained(net, "tokens", true);
-      train_once(context, net);  // the first after a change compares
+      train_once(context, net);  // the first step after a change compares the ranks
       const auto all = model.communication().collectives;
       train_once(context, net);
       const auto frozen = model.communication().collectives - all;
@@ -145,7 +146,8 @@ TEST(Freezing, NotInTheMiddleOfAPass) {
            });
 }
 
-// A norm by group is the same under every strategy, and all groups together make the whole.
+// The norm of a group is the same under every strategy, and all groups together give the whole
+// norm.
 TEST(GradNorm, OfSomeParameters) {
   std::vector<double> of_norms;
   for (const ShardingOptions& options : all_strategies(2)) {

@@ -47,7 +47,7 @@ nlohmann::json value_of(const Recipe& recipe, const std::string& key) {
   return to_json(recipe).at(nlohmann::json::json_pointer(path));
 }
 
-// A file that has this key, beside what every file has.
+// A file with this key and the keys that every file has.
 std::string file_with(const AccelerateKey& key, const std::string& name, const std::string& value) {
   std::string entry = name + ": " + value + "\n";
   if (key.name == "distributed_type") return entry;
@@ -62,7 +62,7 @@ std::string file_with(const AccelerateKey& key, const std::string& name, const s
   return file + key.group + ":\n  " + entry;
 }
 
-TEST(AccelerateConfig, EveryRowTakesAndRefusesWhatItSays) {
+TEST(AccelerateConfig, EveryRowAcceptsAndRefusesItsValues) {
   std::size_t values = 0;
   for (const AccelerateKey& key : accelerate_keys()) {
     ASSERT_FALSE(key.taken.empty()) << key.name;
@@ -84,7 +84,7 @@ TEST(AccelerateConfig, EveryRowTakesAndRefusesWhatItSays) {
   EXPECT_GT(values, 90u);
 }
 
-TEST(AccelerateConfig, EveryOtherNameIsTakenWithAWarning) {
+TEST(AccelerateConfig, EveryOtherNameIsAcceptedWithAWarning) {
   for (const AccelerateKey& key : accelerate_keys()) {
     for (const std::string& alias : key.aliases) {
       if (key.elsewhere) continue;
@@ -104,7 +104,7 @@ TEST(AccelerateConfig, TheDocumentHasTheTable) {
       << "docs/from-accelerate.md does not have what `tessera config --keys` prints";
 }
 
-TEST(AccelerateConfig, TheSeedsFile) {
+TEST(AccelerateConfig, TheExampleFile) {
   const AccelerateConfig config =
       read_accelerate_config(source_file("tests/cli/fixtures/accelerate/seed.yaml"));
   EXPECT_EQ(config.processes, 2);
@@ -144,7 +144,7 @@ TEST(AccelerateConfig, UnknownKeysAreRefusedWithLineAndNearestName) {
   EXPECT_EQ(refusal_of_file("- 1\n").substr(0, 44), "a.yaml: an Accelerate configuration is a gro");
 }
 
-TEST(AccelerateConfig, WhatThereIsNothingForIsRefusedWithTheWayOut) {
+TEST(AccelerateConfig, UnsupportedKeysAreRefusedWithTheWayOut) {
   EXPECT_EQ(refusal_of_file("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\n"),
             "a.yaml:1: distributed_type: DEEPSPEED is not available; use distributed_type: FSDP "
             "with fsdp_sharding_strategy FULL_SHARD for ZeRO-3 or SHARD_GRAD_OP for ZeRO-2");
@@ -163,12 +163,12 @@ TEST(AccelerateConfig, VersionsHaveTheirDefaults) {
   const Recipe second = under("distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\n");
   EXPECT_EQ(second.checkpoint.state_dict_type, checkpoint::StateDictType::sharded);
   EXPECT_EQ(second.sharding.sharding_strategy, Strategy::full_shard);
-  // A default of the file's does not go before what the recipe says.
+  // A default of the file does not override the recipe.
   const Recipe said = under("distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\n",
                             minimal + "checkpoint: {state_dict_type: FULL_STATE_DICT}\n");
   EXPECT_EQ(said.checkpoint.state_dict_type, checkpoint::StateDictType::full);
   EXPECT_TRUE(said.notes.empty()) << all_notes(said);
-  // Without FSDP ranks are DDP's, and fsdp_config is Accelerate's to ignore.
+  // Without FSDP the ranks use DDP, and Accelerate ignores fsdp_config.
   const Recipe ddp =
       under("distributed_type: MULTI_GPU\nfsdp_config: {fsdp_offload_params: true}\n");
   EXPECT_EQ(ddp.sharding.sharding_strategy, Strategy::no_shard);
@@ -184,7 +184,7 @@ TEST(AccelerateConfig, WithoutDistributionThereIsOneRank) {
   EXPECT_FALSE(parse_accelerate_config("distributed_type: FSDP\n", "a.yaml").processes);
 }
 
-TEST(AccelerateConfig, KeysOfTheOtherVersionAreTakenWithAWarning) {
+TEST(AccelerateConfig, KeysOfTheOtherVersionAreAcceptedWithAWarning) {
   const Recipe recipe = under(
       "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  fsdp_sharding_strategy: 2\n"
       "  fsdp_reshard_after_forward: true\n");
@@ -199,7 +199,7 @@ TEST(AccelerateConfig, KeysOfTheOtherVersionAreTakenWithAWarning) {
   EXPECT_EQ(name.sharding.sharding_strategy, Strategy::shard_grad_op);
 }
 
-TEST(AccelerateConfig, TheCommandLineGoesBeforeTheFileAndTheFileBeforeTheRecipe) {
+TEST(AccelerateConfig, TheCommandLineOverridesTheFileAndTheFileTheRecipe) {
   const std::string file = "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: 2}\n";
   const std::string own = minimal + "sharding: {sharding_strategy: NO_SHARD}\n";
   const Recipe recipe = under(file, own);
@@ -213,11 +213,11 @@ TEST(AccelerateConfig, TheCommandLineGoesBeforeTheFileAndTheFileBeforeTheRecipe)
       "distributed_type: FSDP\nparallelism_config: {parallelism_config_dp_shard_size: 2}\n";
   EXPECT_EQ(under(groups).sharding.group_size, 2);
   EXPECT_FALSE(under(groups, minimal, {"sharding.group_size=null"}).sharding.group_size);
-  // Agreement needs no word.
+  // If they agree, there is no note.
   EXPECT_EQ(all_notes(under(file, minimal + "sharding: {sharding_strategy: SHARD_GRAD_OP}\n")), "");
 }
 
-TEST(AccelerateConfig, MixedPrecisionGoesBeforeItsOldName) {
+TEST(AccelerateConfig, MixedPrecisionOverridesItsOldName) {
   const std::string type = "distributed_type: FSDP\n";
   for (const char* keys :
        {"mixed_precision: bf16\nfp16: true\n", "fp16: false\nmixed_precision: bf16\n"}) {
@@ -229,7 +229,7 @@ TEST(AccelerateConfig, MixedPrecisionGoesBeforeItsOldName) {
   EXPECT_EQ(under(type + "fp16: true\n").sharding.mixed_precision, MixedPrecision::fp16);
 }
 
-TEST(AccelerateConfig, WhatChangesNothingIsSaid) {
+TEST(AccelerateConfig, KeysWithoutEffectAreReported) {
   const Recipe recipe = under(
       "distributed_type: FSDP\nfsdp_config:\n  fsdp_use_orig_params: false\n"
       "  fsdp_limit_all_gathers: false\n  fsdp_sync_module_states: true\n");
@@ -239,7 +239,7 @@ TEST(AccelerateConfig, WhatChangesNothingIsSaid) {
             "are in flight\n");
 }
 
-TEST(AccelerateConfig, JsonIsReadAsWell) {
+TEST(AccelerateConfig, JsonIsReadToo) {
   const AccelerateConfig config = parse_accelerate_config(
       "{\n\t\"distributed_type\": \"FSDP\",\n\t\"num_processes\": 4,\n\t\"fsdp_config\": "
       "{\n\t\t\"fsdp_version\": 2, \"fsdp_reshard_after_forward\": false\n\t},\n"

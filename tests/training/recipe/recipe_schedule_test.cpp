@@ -1,5 +1,5 @@
-// The recipe's keys of when parameters are gathered and freed: what they take, what they refuse,
-// and what of Accelerate's files becomes of them.
+// The recipe's keys for when parameters are gathered and freed: valid values, refused values, and
+// the keys of Accelerate's files for them.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -16,7 +16,7 @@ Recipe of(const std::string& sharding) {
   return parse_recipe("data: {train: t}\nsharding: {" + sharding + "}\n", "r.yaml", {});
 }
 
-// What is said of it, by reading or against so many ranks; nothing when it is taken.
+// The error in reading it or for this number of ranks; empty when it is accepted.
 std::string refusal_of_sharding(const std::string& sharding, int world_size = 4) {
   try {
     validate(of(sharding), world_size);
@@ -89,10 +89,10 @@ TEST(RecipeSchedule, AcceleratesKeyTakesANumberOfRanks) {
   const Recipe recipe = under_keys("fsdp_version: 2, fsdp_reshard_after_forward: 2");
   EXPECT_EQ(recipe.sharding.sharding_strategy, Strategy::full_shard);
   EXPECT_EQ(recipe.sharding.reshard_after_forward, ReshardAfterForward(2));
-  // true and false are strategies, as they always were.
+  // true and false select strategies, as before.
   EXPECT_FALSE(under_keys("fsdp_version: 2, fsdp_reshard_after_forward: false")
                    .sharding.reshard_after_forward.has_value());
-  // In the first version it is a strategy, of which Accelerate has numbers.
+  // In the first version it is a strategy, for which Accelerate uses numbers.
   const Recipe first = under_keys("fsdp_version: 1, fsdp_reshard_after_forward: 2");
   EXPECT_EQ(first.sharding.sharding_strategy, Strategy::shard_grad_op);
   EXPECT_FALSE(first.sharding.reshard_after_forward.has_value());

@@ -1,4 +1,4 @@
-// The recipe: values, defaults, synonyms and every way of getting it wrong.
+// The recipe: values, defaults, synonyms and all kinds of errors.
 #include "training/recipe/recipe.h"
 
 #include <gtest/gtest.h>
@@ -133,8 +133,9 @@ TEST(Recipe, PretrainedModelsKeepTheirShape) {
             "config.json has it; leave one out");
 }
 
-// What the folder says is not printed as the recipe's default, what the recipe says of it is.
-TEST(Recipe, PrintsOfAPretrainedModelWhatWasGiven) {
+// The values of the folder are not printed as the recipe's defaults, but the recipe's own values
+// are.
+TEST(Recipe, PrintsTheGivenKeysOfAPretrainedModel) {
   const auto model = [](const std::string& keys) {
     return to_json(
                parse("{model: {pretrained: folder" + keys + "}, train: {task: sentence_pairs}}"))
@@ -188,7 +189,7 @@ TEST(Recipe, UnknownKeysNameTheNearest) {
             "sharding, train");
 }
 
-TEST(Recipe, WordsOfOtherToolsAreAnswered) {
+TEST(Recipe, NamesOfOtherToolsAreAnswered) {
   EXPECT_EQ(refusal_of("train: {learning_rate: 1e-4}"),
             "r.yaml:1: unknown key train.learning_rate; it is train.lr here");
   EXPECT_EQ(refusal_of("learning_rate: 1e-4"),
@@ -221,8 +222,8 @@ TEST(Recipe, WordsOfOtherToolsAreAnswered) {
       "is bf16 here");
 }
 
-// Each answer of the table is a name that exists, for a word that is no name.
-TEST(Recipe, TheTableOfOtherWordsFitsTheKeys) {
+// Each answer of the table is a key that exists, and each question is a name that is not a key.
+TEST(Recipe, TheTableOfOtherNamesFitsTheKeys) {
   const auto key_of = [](std::string_view name) -> const RecipeKey* {
     for (const RecipeKey& key : recipe_keys()) {
       if (key.name == name) return &key;
@@ -304,7 +305,7 @@ TEST(Recipe, FeaturesThatDoNotExistAreRefusedByName) {
   }
 }
 
-TEST(Recipe, WhatIsSoWhateverAKeySaysIsNoted) {
+TEST(Recipe, KeysWithoutEffectAreNoted) {
   const Recipe recipe = parse_recipe(
       "sharding:\n  use_orig_params: false\n  sync_module_states: true\n"
       "  cpu_ram_efficient_loading: false\n  limit_all_gathers: false\n",
@@ -366,7 +367,7 @@ TEST(Recipe, AnyDamageIsARefusalOrARecipe) {
   }
 }
 
-TEST(Recipe, KeysThatDoNotFitEachOther) {
+TEST(Recipe, IncompatibleKeys) {
   EXPECT_EQ(invalid("train: {steps: 0}"), "(accepted)");
   EXPECT_EQ(refusal([] { validate(parse("train: {steps: 1}"), 1); }),
             "r.yaml: data.train is missing: the text file to train on");
@@ -392,7 +393,7 @@ TEST(Recipe, KeysThatDoNotFitEachOther) {
       invalid("sharding: {reduction_group: 3}", 4),
       "r.yaml:2: sharding.reduction_group 3 does not divide the 4 ranks of the world; start a "
       "multiple of 3 ranks (tessera launch --nproc-per-node 6), or set a divisor of 4");
-  // A run may be cut short inside its warm-up.
+  // A run may end inside its warm-up.
   EXPECT_EQ(invalid("train: {steps: 10, warmup_steps: 20}"), "(accepted)");
   EXPECT_EQ(invalid("train: {min_lr: 1}"), "r.yaml:2: train.min_lr 1 is above train.lr 0.0003");
   EXPECT_EQ(invalid("checkpoint: {every: 5}"),
