@@ -24,7 +24,7 @@ while(waiting)
   if(header MATCHES "${internal}")
     message(FATAL_ERROR "${header} is internal, and a public header includes it")
   elseif(NOT EXISTS ${SOURCE}/${header})
-    message(FATAL_ERROR "a public header includes ${header}, which is not a file of the repository")
+    message(FATAL_ERROR "${header} is not a file of the repository, and a public header includes it")
   endif()
 
   file(READ ${SOURCE}/${header} text)

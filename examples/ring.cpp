@@ -16,7 +16,7 @@ double computed(const std::vector<float>& numbers) {
   return sum;
 }
 
-// Sums of the square roots of all ranks' numbers; at first each rank has only its own numbers.
+// Sums of the roots of all ranks' numbers, of which each rank has its own at first.
 double around_the_ring(const ts::Context& context, std::vector<float> mine) {
   const int rank = context.rank(), size = context.world_size();
   const std::size_t bytes = mine.size() * sizeof(float);

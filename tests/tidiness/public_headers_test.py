@@ -66,7 +66,7 @@ class PublicHeaders(unittest.TestCase):
         self.assertEqual(after, before)
 
     def test_internal_and_missing_headers_are_refused(self):
-        for header, why in {"kernels/cpu/simd.h": "is internal", "engine/absent.h": "no file of the repository"}.items():
+        for header, why in {"kernels/cpu/simd.h": "is internal", "engine/absent.h": "not a file of the repository"}.items():
             self.put("base/dtype.h", f'#include "{header}"\n')
             result = self.write()
             self.assertNotEqual(result.returncode, 0)

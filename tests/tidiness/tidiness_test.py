@@ -87,7 +87,7 @@ class Tidiness(unittest.TestCase):
 
     def test_an_include_by_another_path(self):
         self.write("engine/a.cpp", '// A file.\n#include "engine.h"\n')
-        self.assert_one_error("engine/a.cpp:2:", "no file of the repository")
+        self.assert_one_error("engine/a.cpp:2:", "is not a file of the repository")
         self.write("engine/a.cpp", '// A file.\n#include "../kernels/kernels.h"\n')
         self.assert_one_error("engine/a.cpp:2:", "path from the repository root")
 
