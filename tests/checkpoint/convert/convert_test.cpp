@@ -370,7 +370,7 @@ TEST_F(Convert, UnknownFormatsAreNamed) {
                   "is not a checkpoint of a known format; looked for"));
   EXPECT_TRUE(
       has(error_of([&] { convert_to(*this / "empty", *this / "out", "tar"); }, ErrorCode::usage),
-          "no format 'tar'"));
+          "unknown format 'tar'"));
 }
 
 }  // namespace

@@ -217,7 +217,7 @@ TEST(ForwardHooks, ASchedulesHooksAreNotReplaced) {
   hooks->owner = "a ShardedModel";
   module->set_hooks(hooks);
   const std::string message = refused([&] { module->set_hooks(std::make_shared<ModuleHooks>()); });
-  EXPECT_EQ(message.find("Double has the hooks of a ShardedModel already"), 0u) << message;
+  EXPECT_EQ(message.find("Double already has the hooks of a ShardedModel"), 0u) << message;
   EXPECT_NE(message.find("register_forward_hook()"), std::string::npos);
   EXPECT_EQ(module->hooks(), hooks);
   module->set_hooks(nullptr);
