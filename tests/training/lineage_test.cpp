@@ -15,7 +15,8 @@ using testing::train;
 using testing::train_arguments;
 using testing::TrainingFolder;
 
-Settings saving(const TrainingFolder& folder, int steps, int every, const std::string& resume) {
+Settings saving_line(const TrainingFolder& folder, int steps, int every,
+                     const std::string& resume) {
   return {{"train.steps", std::to_string(steps)},
           {"checkpoint.dir", folder.path("saves")},
           {"checkpoint.every", std::to_string(every)},
@@ -32,17 +33,17 @@ std::vector<std::string> steps_in(const TrainingFolder& folder) {
   return names;
 }
 
-bool says(const Ended& ended, const std::string& text) {
+bool line_says(const Ended& ended, const std::string& text) {
   return ended.err.find(text) != std::string::npos;
 }
 
 TEST(Lineage, ARunThatBeginsAnewLeavesTheOldOneAndSaysSo) {
   const TrainingFolder folder;
-  train(2, folder.small() + saving(folder, 4, 2, "auto"));
+  train(2, folder.small() + saving_line(folder, 4, 2, "auto"));
   const Settings keep_one{{"checkpoint.keep", "1"}};
-  const Ended anew = train(2, folder.small() + saving(folder, 3, 1, "never") + keep_one);
-  EXPECT_TRUE(says(anew, folder.path("saves") + " holds 2 steps of another run")) << anew.err;
-  EXPECT_TRUE(says(anew, "warning: '" + folder.path("saves/step-2") + "' was of another run"))
+  const Ended anew = train(2, folder.small() + saving_line(folder, 3, 1, "never") + keep_one);
+  EXPECT_TRUE(line_says(anew, folder.path("saves") + " holds 2 steps of another run")) << anew.err;
+  EXPECT_TRUE(line_says(anew, "warning: '" + folder.path("saves/step-2") + "' was of another run"))
       << anew.err;
   const auto names = steps_in(folder);
   ASSERT_EQ(names.size(), 3u);
@@ -50,27 +51,27 @@ TEST(Lineage, ARunThatBeginsAnewLeavesTheOldOneAndSaysSo) {
   EXPECT_EQ(names[1], "step-3");
   EXPECT_EQ(names[2], "step-4");
   // `auto` goes on with the new one, though the other has a higher step.
-  const Ended next = train(2, folder.small() + saving(folder, 4, 10, "auto") + keep_one);
-  EXPECT_TRUE(says(next, "resumed from " + folder.path("saves/step-3"))) << next.err;
-  EXPECT_TRUE(says(next, "the run saved last goes on")) << next.err;
+  const Ended next = train(2, folder.small() + saving_line(folder, 4, 10, "auto") + keep_one);
+  EXPECT_TRUE(line_says(next, "resumed from " + folder.path("saves/step-3"))) << next.err;
+  EXPECT_TRUE(line_says(next, "the run saved last goes on")) << next.err;
   // Both of the old one's are still good.
   for (const std::string& name : steps_in(folder)) {
     if (name.find(".of-") == std::string::npos) continue;
     const Ended old =
-        train(2, folder.small() + saving(folder, 5, 10, folder.path("saves/" + name)) +
+        train(2, folder.small() + saving_line(folder, 5, 10, folder.path("saves/" + name)) +
                      Settings{{"checkpoint.dir", folder.path("copy")}});
-    EXPECT_TRUE(says(old, "resumed from " + folder.path("saves/" + name))) << old.err;
+    EXPECT_TRUE(line_says(old, "resumed from " + folder.path("saves/" + name))) << old.err;
   }
 }
 
 TEST(Lineage, FromAnOlderStepIsARunOfItsOwn) {
   const TrainingFolder folder;
-  train(2, folder.small() + saving(folder, 4, 1, "auto"));
-  train(2, folder.small() + saving(folder, 3, 10, folder.path("saves/step-2")) +
+  train(2, folder.small() + saving_line(folder, 4, 1, "auto"));
+  train(2, folder.small() + saving_line(folder, 3, 10, folder.path("saves/step-2")) +
                Settings{{"checkpoint.keep", "1"}});
   EXPECT_EQ(steps_in(folder).size(), 5u);  // step-3 and the old step-3
-  const Ended next = train(2, folder.small() + saving(folder, 4, 10, "auto"));
-  EXPECT_TRUE(says(next, "resumed from " + folder.path("saves/step-3"))) << next.err;
+  const Ended next = train(2, folder.small() + saving_line(folder, 4, 10, "auto"));
+  EXPECT_TRUE(line_says(next, "resumed from " + folder.path("saves/step-3"))) << next.err;
 }
 
 // Training that dies by the signal in the step after `step` was saved, once.
@@ -96,17 +97,17 @@ Ended train_and_die_once(const TrainingFolder& folder, const Settings& settings,
 TEST(Restart, GoesOnFromTheNewestSaveWhateverResumeSays) {
   for (const std::string resume : {"never", "step"}) {
     const TrainingFolder folder;
-    train(2, folder.small() + saving(folder, 2, 2, "auto"));
+    train(2, folder.small() + saving_line(folder, 2, 2, "auto"));
     const std::string from = resume == "step" ? folder.path("saves/step-2") : resume;
     const int first = resume == "never" ? 0 : 2;
     const int save_at = 10;
-    const Ended ended = train_and_die_once(
-        folder,
-        folder.small() + saving(folder, 80, save_at, from) + Settings{{"checkpoint.keep", "8"}},
-        save_at);
+    const Ended ended = train_and_die_once(folder,
+                                           folder.small() + saving_line(folder, 80, save_at, from) +
+                                               Settings{{"checkpoint.keep", "8"}},
+                                           save_at);
     EXPECT_EQ(ended.code, 0) << ended.err;
-    EXPECT_TRUE(says(ended, "restarting all 2 ranks")) << ended.err;
-    EXPECT_TRUE(says(ended, "restart 1: from the newest save of this run")) << ended.err;
+    EXPECT_TRUE(line_says(ended, "restarting all 2 ranks")) << ended.err;
+    EXPECT_TRUE(line_says(ended, "restart 1: from the newest save of this run")) << ended.err;
     const auto at = ended.err.find("restart 1: ");
     ASSERT_NE(at, std::string::npos);
     const std::string first_start = ended.err.substr(0, ended.err.find("restarting all"));
@@ -131,18 +132,19 @@ TEST(Restart, OfAnotherLauncherAsWell) {
     }
     return text;
   };
-  folder.write("torchrun.sh", "unset TESSERA_LAUNCH_ID\n" + command(saving(folder, 2, 1, "never")) +
+  folder.write("torchrun.sh", "unset TESSERA_LAUNCH_ID\n" +
+                                  command(saving_line(folder, 2, 1, "never")) +
                                   "\nexport TORCHELASTIC_RESTART_COUNT=1\n" +
-                                  command(saving(folder, 3, 1, "never")) + "\nexit 0\n");
+                                  command(saving_line(folder, 3, 1, "never")) + "\nexit 0\n");
   const std::vector<std::string> arguments = {"launch", "--nproc-per-node",        "1", "--",
                                               "sh",     folder.path("torchrun.sh")};
   const Ended first = run_program(arguments);
   EXPECT_EQ(first.code, 0) << first.err;
-  EXPECT_TRUE(says(first, "resumed from " + folder.path("saves/step-2"))) << first.err;
+  EXPECT_TRUE(line_says(first, "resumed from " + folder.path("saves/step-2"))) << first.err;
   EXPECT_EQ(steps_in(folder).size(), 3u);
   // Another launch of the same job is another launch.
   const Ended second = run_program(arguments);
-  EXPECT_TRUE(says(second, "holds 3 steps of another run")) << second.err;
+  EXPECT_TRUE(line_says(second, "holds 3 steps of another run")) << second.err;
   EXPECT_EQ(steps_in(folder).size(), 6u);
 }
 
@@ -157,13 +159,13 @@ TEST(Restart, RanksAgreeWhetherItIsOne) {
     return text;
   };
   folder.write("torchrun.sh",
-               command(saving(folder, 2, 1, "never")) +
+               command(saving_line(folder, 2, 1, "never")) +
                    "\nif [ $RANK = 1 ]; then export TORCHELASTIC_RESTART_COUNT=1; fi\n" +
-                   command(saving(folder, 3, 1, "never")) + "\n");
+                   command(saving_line(folder, 3, 1, "never")) + "\n");
   const Ended ended =
       run_program({"launch", "--nproc-per-node", "2", "--", "sh", folder.path("torchrun.sh")});
   EXPECT_EQ(ended.code, 0) << ended.err;
-  EXPECT_TRUE(says(ended, "restart 1: from the newest save of this run")) << ended.err;
+  EXPECT_TRUE(line_says(ended, "restart 1: from the newest save of this run")) << ended.err;
   EXPECT_EQ(steps_in(folder).size(), 3u);
 }
 
@@ -172,20 +174,20 @@ TEST(Restart, WhatCannotImproveIsNotTriedAgain) {
     const Ended ended = run_program({"launch", "--nproc-per-node", "1", "--max-restarts", "3", "--",
                                      "sh", "-c", "exit " + std::to_string(code)});
     EXPECT_EQ(ended.code, code);
-    EXPECT_FALSE(says(ended, "restarting")) << ended.err;
+    EXPECT_FALSE(line_says(ended, "restarting")) << ended.err;
   }
   for (const int code : {1, 6, 7}) {
     const Ended ended = run_program({"launch", "--nproc-per-node", "1", "--max-restarts", "1", "--",
                                      "sh", "-c", "exit " + std::to_string(code)});
-    EXPECT_TRUE(says(ended, "restarting")) << ended.err;
+    EXPECT_TRUE(line_says(ended, "restarting")) << ended.err;
   }
 }
 
 TEST(Signals, AHangUpSavesFirst) {
   const TrainingFolder folder;
-  Program program(
-      launched(2, train_arguments(folder.small() + saving(folder, 1'000'000, 1'000'000, "auto") +
-                                  Settings{{"log.jsonl", folder.path("log.jsonl")}})));
+  Program program(launched(
+      2, train_arguments(folder.small() + saving_line(folder, 1'000'000, 1'000'000, "auto") +
+                         Settings{{"log.jsonl", folder.path("log.jsonl")}})));
   ASSERT_TRUE(testing::eventually([&] { return testing::lines_of(folder.path("log.jsonl")) >= 2; }))
       << program.err();
   // As a terminal that is closed does: its shell sends one, and the kernel another.
@@ -200,9 +202,9 @@ TEST(Signals, AHangUpSavesFirst) {
 
 TEST(Signals, AWarningSavesAndGoesOn) {
   const TrainingFolder folder;
-  Program program(
-      launched(2, train_arguments(folder.small() + saving(folder, 1'000'000, 1'000'000, "auto") +
-                                  Settings{{"log.jsonl", folder.path("log.jsonl")}})));
+  Program program(launched(
+      2, train_arguments(folder.small() + saving_line(folder, 1'000'000, 1'000'000, "auto") +
+                         Settings{{"log.jsonl", folder.path("log.jsonl")}})));
   const auto lines = [&] { return testing::lines_of(folder.path("log.jsonl")); };
   ASSERT_TRUE(testing::eventually([&] { return lines() >= 2; })) << program.err();
   for (std::size_t saves = 1; saves <= 2; ++saves) {
@@ -221,7 +223,7 @@ TEST(Signals, AWarningSavesAndGoesOn) {
 TEST(Evaluation, IsInTheMetricsAndTheBestIsKept) {
   const TrainingFolder folder;
   folder.write("valid.txt", testing::sample_text(5'000));
-  const Settings settings = folder.small() + saving(folder, 6, 1, "auto") +
+  const Settings settings = folder.small() + saving_line(folder, 6, 1, "auto") +
                             Settings{{"data.valid", folder.path("valid.txt")},
                                      {"train.eval_batches", "1"},
                                      {"checkpoint.keep", "1"},
@@ -246,10 +248,11 @@ TEST(Evaluation, IsInTheMetricsAndTheBestIsKept) {
   EXPECT_TRUE(fs::exists(folder.path("saves/step-6")));
   EXPECT_LE(steps_in(folder).size(), 2u);
   // It needs something to go by.
-  const Ended refused = run_program(train_arguments(folder.small() + saving(folder, 6, 1, "auto") +
-                                                    Settings{{"checkpoint.keep_best", "2"}}));
+  const Ended refused =
+      run_program(train_arguments(folder.small() + saving_line(folder, 6, 1, "auto") +
+                                  Settings{{"checkpoint.keep_best", "2"}}));
   EXPECT_EQ(refused.code, 3);
-  EXPECT_TRUE(says(refused, "needs data.valid")) << refused.err;
+  EXPECT_TRUE(line_says(refused, "needs data.valid")) << refused.err;
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ Settings in_files(const TrainingFolder& folder) {
           {"sharding.offload.folder", folder.path("offload")}};
 }
 
-Settings into(const TrainingFolder& folder, const std::string& name, int steps) {
+Settings into_files(const TrainingFolder& folder, const std::string& name, int steps) {
   return {{"train.steps", std::to_string(steps)},     {"train.lr_decay_steps", "6"},
           {"train.gradient_accumulation_steps", "2"}, {"log.jsonl", folder.path(name + ".jsonl")},
           {"checkpoint.dir", folder.path(name)},      {"checkpoint.every", "3"}};
@@ -36,16 +36,16 @@ TEST(OffloadRuns, GoOnFromOneAnother) {
   const TrainingFolder folder;
   const Settings files = in_files(folder);
   const Settings other = {{"sharding.sharding_strategy", "SHARD_GRAD_OP"}};
-  train(2, folder.small() + into(folder, "whole", 6));
+  train(2, folder.small() + into_files(folder, "whole", 6));
   const auto whole = losses_in(folder.path("whole.jsonl"));
   ASSERT_EQ(whole.size(), 6u);
   for (const std::string type : {"FULL_STATE_DICT", "SHARDED_STATE_DICT"}) {
     const Settings small = folder.small() + Settings{{"checkpoint.state_dict_type", type}};
-    train(2, small + files + into(folder, "out" + type, 3));
-    train(2, small + other + into(folder, "out" + type, 6));
+    train(2, small + files + into_files(folder, "out" + type, 3));
+    train(2, small + other + into_files(folder, "out" + type, 6));
     EXPECT_EQ(losses_in(folder.path("out" + type + ".jsonl")), whole) << type;
-    train(2, small + other + into(folder, "in" + type, 3));
-    train(2, small + files + into(folder, "in" + type, 6));
+    train(2, small + other + into_files(folder, "in" + type, 3));
+    train(2, small + files + into_files(folder, "in" + type, 6));
     EXPECT_EQ(losses_in(folder.path("in" + type + ".jsonl")), whole) << type;
   }
   // The same checkpoint, whatever wrote it.
@@ -72,7 +72,7 @@ TEST(OffloadRuns, AFolderThatIsTooSmallIsRefusedAtOnce) {
   if (!disk.mounted()) GTEST_SKIP() << "no file systems can be mounted here";
   const Ended ended = testing::run_program(
       testing::launched(2, testing::train_arguments(folder.small() + in_files(folder))));
-  EXPECT_EQ(ended.code, 3) << ended.err;
+  EXPECT_EQ(ended.code, 5) << ended.err;
   EXPECT_NE(ended.err.find("has no room for the "), std::string::npos) << ended.err;
   EXPECT_NE(ended.err.find(" bytes are needed and "), std::string::npos) << ended.err;
   EXPECT_EQ(ended.err.find("step 1/"), std::string::npos) << ended.err;
