@@ -48,13 +48,16 @@ class RankOutput {
   // To be waited for.
   [[nodiscard]] std::vector<pollfd> waited_for() const;
   // Passes on what has come; does not wait for a terminal or a pager that takes nothing now. A rank
-  // whose lines wait there waits as well, once they are many.
+  // whose lines wait there waits as well, once they are many. Where a pager has ended, its pipe ends
+  // for the ranks too, as without --tee; lines that go to a file as well are still read.
   void pass_on();
   // And what ended without a line's end: the ranks print no more. To be called until all of it
   // is_passed_on().
   void finish();
   // After finish(): nothing waits for a terminal or a pager.
   [[nodiscard]] bool is_passed_on() const;
+  // Whether something was not kept or not printed for want of room.
+  [[nodiscard]] bool lacked_room() const { return lacked_room_; }
 
  private:
   struct Stream {
@@ -71,8 +74,12 @@ class RankOutput {
   class Printer {
    public:
     explicit Printer(int descriptor);
-    void print(std::string_view text) { waiting_ += text; }
-    void push();  // what is taken without waiting
+    void print(std::string_view text) {
+      if (!failed_) waiting_ += text;
+    }
+    // Writes what is taken without waiting. The errno of a write that fails, once; else 0.
+    int push();
+    [[nodiscard]] bool failed() const { return failed_; }
     [[nodiscard]] std::size_t waiting() const { return waiting_.size(); }
     [[nodiscard]] int descriptor() const { return own_.get() >= 0 ? own_.get() : descriptor_; }
 
@@ -81,6 +88,11 @@ class RankOutput {
     // The same terminal or pipe, so that whoever else has it open does not find it nonblocking.
     comm::FileDescriptor own_;
     std::string waiting_;
+    bool failed_ = false;  // it takes nothing any more
+  };
+  struct LogFile {
+    std::string path;
+    comm::FileDescriptor file;
   };
 
   static std::size_t printer_of(const Stream& stream) {
@@ -90,10 +102,13 @@ class RankOutput {
   void take(Stream& stream);
   void lines(Stream& stream, bool all);
   void keep(Stream& stream, std::string_view text);
+  void push_printers();
+  void stop_printing(std::size_t printer, int reason);
 
   std::array<Printer, 2> printers_{Printer(STDOUT_FILENO), Printer(STDERR_FILENO)};
   std::deque<Stream> streams_;
-  std::vector<comm::FileDescriptor> files_;
+  std::vector<LogFile> files_;
+  bool lacked_room_ = false;
 };
 
 }  // namespace tessera::cli

@@ -21,7 +21,8 @@ struct EndedRank {
 struct LaunchOutcome {
   std::optional<EndedRank> first_failure;
   std::vector<Failure> messages;
-  int stop_signal = 0;  // that the launcher got
+  int stop_signal = 0;       // that the launcher got
+  bool lacked_room = false;  // for what the ranks print
 };
 
 // How near an end is to the cause, among those that are seen at the same moment: a rank that was
