@@ -5,12 +5,12 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 
 namespace tessera::cli {
 
-// Error(configuration) when a page could not be written there: for those who have minutes of work
-// before they write it.
-void check_html_place(const std::filesystem::path& file);
+// Whether a file that begins like this is such a page.
+bool is_html_report(std::string_view beginning);
 
 // Draws what `tessera bench --json` and `tessera plan --json` write: "format" is "tessera-bench" or
 // "tessera-plan", anything else is misuse; what a row lacks is shown as unknown. The file is

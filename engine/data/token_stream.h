@@ -15,6 +15,9 @@
 
 namespace tessera {
 
+// What a stream of `tessera tokenize` begins with.
+inline constexpr std::string_view token_stream_magic = "TESSERA\nTOKENS\n\x1a";
+
 // Tells a text from what it was before.
 struct TextStamp {
   std::int64_t bytes = 0;

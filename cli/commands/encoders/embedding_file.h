@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "checkpoint/io/file.h"
 #include "sharding/context/context.h"
@@ -30,6 +31,8 @@ class EmbeddingFile {
 
   // Error(usage) unless the name says a format: for those who have not opened one yet.
   static void check_name(const std::filesystem::path& path);
+  // Whether a file that begins like this was written here.
+  static bool is_one(std::string_view beginning);
 
  private:
   [[nodiscard]] std::string header(std::int64_t rows) const;
