@@ -125,6 +125,7 @@ enum class LoadParts : std::uint8_t {
 // Which run of a folder is looked at.
 struct Search {
   std::string launch = {};  // the one that this launch saved last; empty: the one saved last
+  std::string named_by = "checkpoint.resume";  // for messages: what names a single step instead
 };
 
 // The newest committed step that verifies, of the run that was saved last (by a number that grows

@@ -2,10 +2,12 @@
 # these is meant. Everything comes from the program that is being completed (its --help and `recipe --keys`), so it is that
 # of its version. What `tessera launch` starts is completed as well when it is `tessera` again.
 
-# Prints the keys of a recipe as --set takes them: train.steps=
+# Prints the keys of a recipe as --set takes them: train.steps=. Other tables, as "a data set", have no such keys.
 _tessera_keys() {
   "$1" recipe --keys 2>/dev/null |
-    awk -F '`' '/^### / {split($0, words, /[ ,]/); section = words[2]} /^\| `/ {print section "." $2 "="}' | sort -u
+    awk -F '`' '
+      /^### / {split($0, words, /[ ,]/); section = /^### [a-z]+(,|$)/ ? words[2] : ""}
+      /^\| `/ && section != "" {print section "." $2 "="}' | sort -u
 }
 
 # Prints the values that a key of a recipe takes, where they are words: the table has them as "adamw \| sgd".

@@ -7,7 +7,7 @@
 
 namespace tessera::models {
 
-// The object in FOLDER/config.json; Error(configuration) where there is none, or anything but one
+// The object in FOLDER/config.json; Error(checkpoint) where there is none, or anything but one
 // JSON object with every key once.
 nlohmann::json read_config(const std::string& folder);
 // The same of another file of the folder, which may be missing.
